@@ -1,0 +1,145 @@
+"""Every error that a user can meet, and the exit code that belongs to it.
+
+    CtlError                  unexpected (1)
+      UsageError              usage or configuration (2)
+        ConfigError           a file, key or value of hosts.toml or a playbook
+      RefusedError            preflight, rehearsal or clear refused (3)
+      ConnectionFailed        cannot connect or authenticate (4)
+        HostKeyError          the host's key is unknown, changed or revoked
+        AuthenticationError   the host accepted none of our keys
+      ConnectionLost          the connection broke while something was under way (4)
+      RemoteFailed            a command of ours failed on the host (1)
+      LaunchUnknown           launch could be neither confirmed nor denied (9)
+      JobFailed               the job failed (100)
+      JobStopped              the job was stopped (103)
+
+Each carries what happened, why, what to do about it, and a stable code. Only `controller.cli` turns them into
+exit codes.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    UNEXPECTED = 1
+    USAGE = 2
+    REFUSED = 3
+    CONNECT = 4
+    DETACHED = 8
+    UNKNOWN = 9
+    JOB_FAILED = 100
+    JOB_STOPPED = 103
+    INTERRUPTED = 130
+
+
+class CtlError(Exception):
+    """An error that is explained to the user.
+
+    `what` is one sentence without a full stop; `why` gives the cause or the evidence; `fix` is what to type or
+    change; `code` is stable, kebab-case, and documented; `data` goes into the JSON form.
+    """
+
+    exit_code = ExitCode.UNEXPECTED
+    code = "unexpected"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        why: str = "",
+        fix: str = "",
+        code: str | None = None,
+        data: dict[str, object] | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.fix = fix
+        self.code = code or type(self).code
+        self.data = data or {}
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.what, self.why) if part)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the JSON form: {code, what, why, fix} and `data` where there is any."""
+        record: dict[str, object] = {"code": self.code, "what": self.what, "why": self.why, "fix": self.fix}
+        if self.data:
+            record["data"] = self.data
+        return record
+
+
+class UsageError(CtlError):
+    """The command line asks for something that cannot be."""
+
+    exit_code = ExitCode.USAGE
+    code = "usage"
+
+
+class ConfigError(UsageError):
+    """A configuration file is missing, malformed, or holds a key or value that is not valid."""
+
+    code = "config"
+
+
+class RefusedError(CtlError):
+    """A check said no before anything was used or deleted."""
+
+    exit_code = ExitCode.REFUSED
+    code = "refused"
+
+
+class ConnectionFailed(CtlError):
+    """No connection could be made."""
+
+    exit_code = ExitCode.CONNECT
+    code = "connect"
+
+
+class HostKeyError(ConnectionFailed):
+    """The host's key is not the one we know, or we know none."""
+
+    code = "host-key"
+
+
+class AuthenticationError(ConnectionFailed):
+    """The host refused every key and method offered."""
+
+    code = "authentication"
+
+
+class ConnectionLost(CtlError):
+    """The connection broke, or went silent past its deadline, while a command was under way."""
+
+    exit_code = ExitCode.CONNECT
+    code = "connection-lost"
+
+
+class RemoteFailed(CtlError):
+    """A command of ours ended with an error on the host."""
+
+    code = "remote-failed"
+
+
+class LaunchUnknown(CtlError):
+    """Nobody could say whether the job was launched."""
+
+    exit_code = ExitCode.UNKNOWN
+    code = "launch-unknown"
+
+
+class JobFailed(CtlError):
+    """The job ended without success."""
+
+    exit_code = ExitCode.JOB_FAILED
+    code = "job-failed"
+
+
+class JobStopped(CtlError):
+    """The job was stopped by a person."""
+
+    exit_code = ExitCode.JOB_STOPPED
+    code = "job-stopped"
