@@ -1,0 +1,144 @@
+"""What a plan will do, said before anything is done: the document behind `ctl plan` and its JSON.
+
+Keys are stable from one version to the next (`schema_version`); `sections` hold the same facts as text for a
+person.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from controller.core.boundaries import resolve_boundaries
+from controller.core.model import Playbook
+from controller.core.planner import ModelShape, bytes_expected, element_bytes, model_shape, state_count
+from controller.core.redaction import redact
+from remote_payload.host.protocol import Layout, Plan, Stale
+
+SCHEMA_VERSION = 1
+
+_FATES = {
+    Stale.FAIL: "is left alone; if anything is in it, the run is refused",
+    Stale.CLEAR: "may be deleted: what is listed at preflight, after confirmation",
+    Stale.QUARANTINE: "may be moved aside: what is listed at preflight, after confirmation",
+}
+
+
+def describe(
+    plan: Plan, playbook: Playbook | None, *, payload_files: int | None = None, payload_bytes: int | None = None
+) -> dict[str, Any]:
+    """Return a plan's intention as JSON-ready data; secrets are shown as `***`.
+
+    `playbook` tells what is known of the model's shape; the payload's size is given where it is known. Raises
+    ConfigError if the boundaries do not fit a known number of layers.
+    """
+    job, host = plan["job"], plan["host"]
+    outputs = [
+        {"path": output["path"], "root": output["root"], "stale": output["stale"], "adopt": output["adopt"]}
+        for output in job["outputs"]
+    ]
+    document: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": plan["run_id"],
+        "kind": job["kind"],
+        "name": job["name"],
+        "playbook": plan["playbook"],
+        "host": dict(host),
+        "upload": {
+            "payload": plan["payload"],
+            "to": Layout(host["workdir"]).payload(plan["payload"]),
+            "files": payload_files,
+            "bytes": payload_bytes,
+        },
+        "steps": [dict(step) for step in job["steps"]],
+        "cwd": job["cwd"],
+        "environment": redact({**job["env"], **supervisor_env(plan)}, job["secret_env"]),
+        "outputs": outputs,
+        "may_delete": [output["path"] for output in outputs if output["stale"] == Stale.CLEAR.value],
+        "may_move": [output["path"] for output in outputs if output["stale"] == Stale.QUARANTINE.value],
+        "capture": _capture(plan, playbook),
+        "limits": dict(job["limits"]),
+    }
+    return {**document, "sections": _sections(document)}
+
+
+def supervisor_env(plan: Plan) -> dict[str, str]:
+    """Return the variables that the supervisor sets for every job."""
+    layout, run_id = Layout(plan["host"]["workdir"]), plan["run_id"]
+    inherited = plan["job"]["env"].get("PYTHONPATH")
+    return {
+        "PYTHONPATH": ":".join(filter(None, [layout.payload(plan["payload"]), inherited])),
+        "CTL_RUN_ID": run_id,
+        "CTL_RUN_DIR": layout.run(run_id).folder,
+        "CTL_HOST": plan["host"]["name"],
+        "SPT_NOENV": "1",
+        "PYTHONUNBUFFERED": "1",
+        "VLLM_PROCESS_NAME_PREFIX": f"ctl-{run_id}",
+    }
+
+
+def _capture(plan: Plan, playbook: Playbook | None) -> dict[str, Any] | None:
+    spec = plan["extract"]
+    if spec is None:
+        return None
+    shape = model_shape(playbook) if playbook else ModelShape()
+    layers = shape.num_layers
+    return {
+        "model": spec["model"],
+        "data": spec["data"],
+        "requested": spec["boundaries"],
+        "boundaries": list(resolve_boundaries(spec["boundaries"], layers)) if layers else None,
+        "num_layers": layers,
+        "hidden": shape.hidden,
+        "states": state_count(spec),
+        "element_bytes": element_bytes(spec),
+        "max_samples": spec["max_samples"],
+        "max_seq_len": spec["max_seq_len"],
+        "bytes_at_most": bytes_expected(plan, playbook),
+        "engine": dict(spec["engine"]),
+    }
+
+
+def _sections(document: dict[str, Any]) -> list[dict[str, Any]]:
+    host, upload, capture = document["host"], document["upload"], document["capture"]
+    where = f"{host['user']}@{host['address']}" if host["user"] else host["address"]
+    sections = {
+        "Run": [
+            ("id", document["run_id"]),
+            ("host", f"{host['name']} ({where}), {host['gpus'] or 'no'} GPUs, {host['accelerator']}"),
+            ("playbook", document["playbook"] or "none"),
+        ],
+        "Upload": [("payload", _upload_text(upload)), ("to", upload["to"])],
+        "Capture": _capture_rows(capture) if capture else [],
+        "Steps": [(step["name"], shlex.join(step["argv"]) if "argv" in step else "") for step in document["steps"]],
+        "Environment": list(document["environment"].items()),
+        "Output": [(output["path"], _FATES[Stale(output["stale"])]) for output in document["outputs"]],
+        "Limits": [
+            (name.removesuffix("_s"), "none" if value is None else f"{value:g} s")
+            for name, value in document["limits"].items()
+        ],
+    }
+    return [{"title": title, "rows": [list(row) for row in rows]} for title, rows in sections.items() if rows]
+
+
+def _upload_text(upload: dict[str, Any]) -> str:
+    size = "" if upload["files"] is None else f", {upload['files']} files, {upload['bytes']:,} bytes"
+    return f"{upload['payload'][:12]}{size}, only if the host does not have it"
+
+
+def _capture_rows(capture: dict[str, Any]) -> list[tuple[str, str]]:
+    requested = capture["requested"]
+    if capture["boundaries"] is None:
+        boundaries = f"{requested}, resolved on the host: the number of layers is not known here"
+    else:
+        boundaries = f"{', '.join(map(str, capture['boundaries']))} of {capture['num_layers']} layers"
+    samples = "all" if capture["max_samples"] is None else f"{capture['max_samples']:,}"
+    at_most = capture["bytes_at_most"]
+    return [
+        ("model", capture["model"]),
+        ("data", capture["data"]),
+        ("boundaries", boundaries),
+        ("samples", f"{samples}, at most {capture['max_seq_len']:,} tokens each"),
+        ("bytes", "not known before the data is read" if at_most is None else f"at most {at_most:,}"),
+        *((f"engine {name}", str(value)) for name, value in capture["engine"].items()),
+    ]

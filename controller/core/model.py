@@ -1,0 +1,289 @@
+"""Hosts and playbooks as values: what hosts.toml and playbooks/NAME.toml may say, checked and normalised.
+
+Paths on the host are absolute POSIX paths after validation where the host alone decides them (`Host`); those of a
+playbook stay as written, because the same playbook serves hosts with different folders, and are resolved by the
+planner.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
+
+from controller.core.validation import refusal
+from controller.core.values import (
+    AbsolutePath,
+    Boundaries,
+    Count,
+    Duration,
+    Environment,
+    EnvName,
+    Interpreter,
+    RemotePath,
+    Seconds,
+    SshWord,
+    Text,
+    parse_seconds,
+)
+from remote_payload.host.protocol import Accelerator, HostRecord, Stale
+
+ANY_PORT = 0
+"""In a HostRecord: no port was given, the ssh configuration decides."""
+
+OWNED_ENGINE_ARGUMENTS = {
+    "model": "it is `path` in [model]",
+    "revision": "it is `revision` in [model]",
+    "trust_remote_code": "it is `trust_remote_code` in [model]",
+    "dtype": "it is `dtype` in [model]",
+    "max_model_len": "it follows from `max_seq_len` in [data]",
+    "worker_cls": "the capture is a worker class of its own",
+    "worker_extension_cls": "the capture is a worker class of its own",
+    "enable_prefix_caching": "a cached prefix is not computed, so its states would be missing",
+    "additional_config": "it keeps the compile caches of different captures apart",
+    "pipeline_parallel_size": "models drop the states of earlier pipeline stages without a word",
+    "data_parallel_size": "several engines would write the same samples",
+    "prefill_context_parallel_size": "a worker would see only part of a prompt's rows",
+    "decode_context_parallel_size": "a worker would see only part of a prompt's rows",
+    "enable_dbo": "a batch would be run in two halves",
+    "distributed_executor_backend": "the workers must be children of the supervised job",
+    "speculative_config": "a draft model changes which states are computed",
+    "kv_transfer_config": "vLLM's own extraction would run beside this one",
+    "hf_token": "a plan holds no secrets; put HF_TOKEN into [hosts.NAME.secrets]",
+}
+"""vLLM engine arguments that a playbook may not set, and why."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# --------------------------------------------------------------------------------------------- hosts
+
+
+class Secret(_Model):
+    """Where the value of a secret environment variable is found on the workstation: exactly one of the two."""
+
+    env: Text | None = None
+    file: Text | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.env is None) == (self.file is None):
+            raise refusal("a secret has exactly one source", 'write { env = "LOCAL_NAME" } or { file = "path" }')
+        return self
+
+
+class Fleet(_Model):
+    """Hosts to act on together, by name."""
+
+    hosts: Annotated[tuple[SshWord, ...], Field(min_length=1)]
+
+
+class Host(_Model):
+    """A host with every path absolute. `user` and `port` are None where the ssh configuration decides."""
+
+    name: SshWord
+    address: SshWord
+    port: Annotated[int, Field(strict=True, ge=1, le=65535)] | None = None
+    user: SshWord | None = None
+    transport: Literal["paramiko"] = "paramiko"
+    ssh_config: Text | None = None
+    connect_timeout_s: Seconds = 15.0
+    command_timeout_s: Seconds = 60.0
+    python: Interpreter
+    bootstrap_python: Interpreter = "python3"
+    workdir: AbsolutePath
+    output_roots: Annotated[tuple[RemotePath, ...], Field(min_length=1)]
+    lease_dir: RemotePath | None = None
+    accelerator: Accelerator = Accelerator.CUDA
+    gpus: Annotated[int, Field(strict=True, ge=0)] = 0
+    gpu_name: Text | None = None
+    playbook: Text | None = None
+    env: Environment = Field(default_factory=dict, repr=False)
+    secrets: dict[EnvName, Secret] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve_paths(cls, data: Any) -> Any:
+        workdir = data.get("workdir")
+        if not isinstance(workdir, str):
+            return data  # the field's own error says more
+        found = dict(data)
+        roots = found.get("output_roots")
+        if isinstance(roots, list | tuple):
+            found["output_roots"] = [_below(workdir, root) for root in roots]
+        if "lease_dir" in found:
+            found["lease_dir"] = _below(workdir, found["lease_dir"])
+        return found
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.workdir == "/":
+            raise refusal("`workdir` cannot be /")
+        if "/" in self.output_roots:
+            raise refusal("`output_roots` cannot hold /", "name the folder that training data goes to")
+        if self.accelerator is Accelerator.CUDA and self.gpus == 0:
+            raise refusal('accelerator "cuda" needs `gpus` of at least 1', 'set `gpus`, or `accelerator = "cpu"`')
+        both = sorted(set(self.env) & set(self.secrets))
+        if both:
+            raise refusal(f"`{both[0]}` stands in `env` and in `secrets`", "remove one of the two")
+        return self
+
+    def resolve(self, path: str) -> str:
+        """Return a path on the host as an absolute one; relative paths start at `workdir`."""
+        return posixpath.normpath(posixpath.join(self.workdir, path))
+
+    def record(self) -> HostRecord:
+        """Return the host as a plan holds it."""
+        return {
+            "name": self.name,
+            "address": self.address,
+            "port": self.port or ANY_PORT,
+            "user": self.user or "",
+            "workdir": self.workdir,
+            "python": self.python,
+            "bootstrap_python": self.bootstrap_python,
+            "accelerator": self.accelerator.value,
+            "gpus": self.gpus,
+            "lease_dir": self.lease_dir,
+        }
+
+
+def _below(workdir: str, path: Any) -> Any:
+    return posixpath.join(workdir, path) if isinstance(path, str) and path[:1] not in ("~", "") else path
+
+
+# ----------------------------------------------------------------------------------------- playbooks
+
+
+class CapturePath(StrEnum):
+    """How states are taken: the model's own support, hooks around its layers, or whichever is proved."""
+
+    AUTO = "auto"
+    HOOKS = "hooks"
+    NATIVE = "native"
+
+
+class ModelSection(_Model):
+    path: RemotePath
+    revision: Text | None = None
+    trust_remote_code: StrictBool = False
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    num_layers: Count | None = None
+    hidden: Count | None = None
+
+
+class DataSection(_Model):
+    path: RemotePath
+    kind: Literal["auto", "tokens", "chat"] = "auto"
+    max_samples: Count | None = None
+    max_seq_len: Count = 4096
+
+    @model_validator(mode="before")
+    @classmethod
+    def _on_the_host(cls, data: Any) -> Any:
+        path = data.get("path")
+        if isinstance(path, str) and path.startswith("local:"):
+            raise refusal(
+                "`path` is on the workstation, and sending data is not supported yet",
+                "copy the file to the host and write its path there",
+            )
+        return data
+
+
+class CaptureSection(_Model):
+    """Boundary b = number of decoder layers completed: 0 is the embeddings, N the last layer's output."""
+
+    boundaries: Boundaries = "eagle3"
+    final_norm: StrictBool = False
+    store_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    path: CapturePath = CapturePath.AUTO
+
+
+class OutputSection(_Model):
+    path: RemotePath
+    format: Literal["speculators"] = "speculators"
+    stale: Stale = Stale.FAIL
+
+    @model_validator(mode="after")
+    def _supported(self) -> Self:
+        if self.stale is Stale.RESUME:
+            raise refusal(
+                'stale = "resume" does not exist yet: runs always start from the first sample',
+                'use "fail", "clear" or "quarantine"',
+            )
+        return self
+
+
+class EngineSection(BaseModel):
+    """`tensor_parallel_size` (None: all GPUs of the host) and any other vLLM engine argument, passed on as it is."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    tensor_parallel_size: Count | None = None
+
+    @model_validator(mode="after")
+    def _not_ours(self) -> Self:
+        for name in self.arguments:
+            if "-" in name:
+                raise refusal(f"`{name}` is not an engine argument", f"write `{name.replace('-', '_')}`")
+            if name in OWNED_ENGINE_ARGUMENTS:
+                raise refusal(f"`{name}` cannot be set: {OWNED_ENGINE_ARGUMENTS[name]}", f"remove `{name}`")
+        return self
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Engine arguments other than `tensor_parallel_size`."""
+        return dict(self.model_extra or {})
+
+
+class PreflightSection(_Model):
+    """`allow`: codes of findings that are only warned about; `min_free_bytes`: room to leave on the output's disk."""
+
+    min_free_bytes: Annotated[int, Field(strict=True, ge=0)] | None = None
+    allow: tuple[Text, ...] = ()
+
+
+class LimitsSection(_Model):
+    """Durations in seconds; None (written "none") lifts a limit."""
+
+    load_timeout: Duration = 1800.0
+    silence_timeout: Duration = 900.0
+    time_limit: Duration = None
+    stop_grace: Annotated[Seconds, BeforeValidator(parse_seconds)] = 30.0
+
+
+class Playbook(_Model):
+    """What to extract, host independent. `name` and `origin` (its file) are filled in by the reader."""
+
+    name: str
+    origin: str
+    schema_version: Annotated[Literal[1], Field(alias="schema")]
+    kind: Literal["extract"] = "extract"
+    description: str = ""
+    model: ModelSection
+    data: DataSection
+    capture: CaptureSection = CaptureSection()
+    output: OutputSection
+    engine: EngineSection = EngineSection()
+    env: Environment = Field(default_factory=dict, repr=False)
+    preflight: PreflightSection = PreflightSection()
+    limits: LimitsSection = LimitsSection()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrides:
+    """Values of a playbook given as flags; None leaves the playbook's own. `adopt` exists as a flag only."""
+
+    model: str | None = None
+    data: str | None = None
+    output: str | None = None
+    stale: str | None = None
+    capture: str | None = None
+    max_samples: int | None = None
+    max_seq_len: int | None = None
+    adopt: bool = False

@@ -1,0 +1,266 @@
+"""Host + playbook + flags -> plan: pure, so that the same inputs give the same plan, byte for byte.
+
+The plan says what will be uploaded, run, written and perhaps deleted; it holds no secret (see `redaction`). Only
+`with_preflight` adds what the host was seen to hold.
+"""
+
+from __future__ import annotations
+
+import copy
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from controller.core.boundaries import resolve_boundaries
+from controller.core.errors import ConfigError, UsageError
+from controller.core.model import Host, Overrides, Playbook
+from controller.core.outputs import planned_output
+from controller.core.playbook import override
+from controller.core.redaction import secret_in_argv, split_env
+from remote_payload.host.protocol import (
+    WIRE,
+    Accelerator,
+    ExtractSpec,
+    Job,
+    Layout,
+    Limits,
+    OwnedOutput,
+    Plan,
+    Step,
+    check_run_id,
+)  # fmt: skip
+
+EAGLE3_STATES = 4
+"""States that `eagle3` captures, whatever the number of layers."""
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+SAMPLE_OVERHEAD_BYTES = 4096
+"""Header of a sample file: tensor table, boundaries, versions, run id, hashes. Measured ones are below 2 KiB."""
+
+TOKEN_ID_BYTES = 8
+
+COMMAND_GRACE_S = 30.0
+"""Between TERM and KILL for a command: enough for a trainer to write a checkpoint marker, short for a person."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What is known of a model before the host is asked; None: unknown."""
+
+    num_layers: int | None = None
+    hidden: int | None = None
+
+
+KNOWN_SHAPES = {"kimi-k2.5": ModelShape(num_layers=61, hidden=7168)}
+"""By the beginning of the model's folder name, in lower case."""
+
+
+def new_run_id(now: datetime, random: bytes) -> str:
+    """Return a run id from an aware time and 3 random bytes."""
+    return check_run_id(f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{random.hex()}")
+
+
+def make_plan(
+    host: Host,
+    playbook: Playbook,
+    *,
+    run_id: str,
+    created: str,
+    payload: str,
+    ctl_version: str,
+    overrides: Overrides | None = None,
+) -> Plan:
+    """Plan an extraction. `created` is ISO 8601 in UTC, `payload` the hash of the payload's manifest.
+
+    Raises ConfigError if the output lies outside the host's `output_roots` or touches what is not ours to clear, or
+    if the boundaries do not fit a known number of layers; UsageError if a flag's value is not valid.
+    """
+    overrides = overrides or Overrides()
+    playbook = override(playbook, overrides)
+    layers = model_shape(playbook).num_layers
+    if layers is not None:
+        resolve_boundaries(playbook.capture.boundaries, layers)
+    output = planned_output(host, playbook, adopt=overrides.adopt)
+    env, secret_env = job_env(host, playbook)
+    job: Job = {
+        "kind": "extract",
+        "name": playbook.name,
+        "steps": [
+            {"name": "recheck", "kind": "recheck"},
+            {"name": "clear", "kind": "clear"},
+            {"name": "extract", "kind": "exec", "argv": [host.python, "-m", "remote_payload.extract.engine"]},
+            {"name": "verify", "kind": "verify", "argv": [host.python, "-m", "remote_payload.extract.summarize"]},
+        ],
+        # `python -m` imports from the current folder first; the run's own folder holds no Python.
+        "cwd": Layout(host.workdir).run(run_id).folder,
+        "env": env,
+        "secret_env": secret_env,
+        "outputs": [output],
+        "success": {"exit_codes": [0]},
+        "limits": {
+            "load_timeout_s": playbook.limits.load_timeout,
+            "silence_timeout_s": playbook.limits.silence_timeout,
+            "time_limit_s": playbook.limits.time_limit,
+            "stop_grace_s": playbook.limits.stop_grace,
+        },
+    }
+    plan = _plan(host, job, run_id=run_id, created=created, payload=payload, ctl_version=ctl_version)
+    plan["playbook"] = playbook.name
+    plan["extract"] = dict(_extract_spec(host, playbook, output["path"]))
+    return plan
+
+
+def make_command_plan(
+    host: Host,
+    argv: Sequence[str],
+    *,
+    name: str,
+    run_id: str,
+    created: str,
+    payload: str,
+    ctl_version: str,
+    cwd: str | None = None,
+    time_limit_s: float | None = None,
+) -> Plan:
+    """Plan a run of any command: it owns no output, so nothing is ever cleared. `cwd` starts at `workdir`.
+
+    Raises UsageError if there is no command, or if it carries a secret in the open.
+    """
+    if not argv or not argv[0]:
+        raise UsageError("no command given", fix="write it after `--`: ctl run --host NAME -- python train.py")
+    secret = secret_in_argv(argv)
+    if secret is not None:
+        raise UsageError(
+            f"the command assigns `{secret}` in the open",
+            why="arguments are stored in the plan, and every user of the host can read them",
+            fix=f'add `{secret} = {{ env = "{secret}" }}` to [hosts."{host.name}".secrets] and leave it out here',
+        )
+    env, secret_env = job_env(host, None)
+    step: Step = {"name": "command", "kind": "exec", "argv": list(argv)}
+    limits: Limits = {"time_limit_s": time_limit_s, "stop_grace_s": COMMAND_GRACE_S}
+    job: Job = {
+        "kind": "command",
+        "name": name,
+        "steps": [{"name": "recheck", "kind": "recheck"}, step],
+        "cwd": host.resolve(cwd) if cwd else host.workdir,
+        "env": env,
+        "secret_env": secret_env,
+        "outputs": [],
+        "success": {"exit_codes": [0]},
+        "limits": limits,
+    }
+    return _plan(host, job, run_id=run_id, created=created, payload=payload, ctl_version=ctl_version)
+
+
+def with_preflight(plan: Plan, outputs: Sequence[OwnedOutput], timings: Mapping[str, float]) -> Plan:
+    """Return the plan with what preflight saw in the outputs (digest, entries, bytes), and its timings in seconds.
+
+    Raises ValueError if these are not the plan's own outputs: what may be cleared never widens after planning.
+    """
+    fixed = ("path", "root", "stale", "adopt")
+    planned = [tuple(output.get(key) for key in fixed) for output in plan["job"]["outputs"]]
+    if [tuple(output.get(key) for key in fixed) for output in outputs] != planned:
+        raise ValueError("preflight reports other outputs than the plan owns")
+    updated = copy.deepcopy(plan)
+    updated["job"]["outputs"] = [copy.deepcopy(output) for output in outputs]
+    updated["timings"] = {**plan["timings"], **timings}
+    return updated
+
+
+def job_env(host: Host, playbook: Playbook | None) -> tuple[dict[str, str], list[str]]:
+    """Return (plain environment, sorted names of secrets) of a job; the playbook's values beat the host's.
+
+    Raises ConfigError if the playbook sets a variable that the host has as a secret.
+    """
+    plain, names = split_env({**host.env, **(playbook.env if playbook else {})})
+    clash = sorted(set(playbook.env if playbook else ()) & set(host.secrets))
+    if clash and playbook:
+        raise ConfigError(
+            f"{playbook.origin}: `env.{clash[0]}` is also a secret of host `{host.name}`",
+            fix="remove one of the two",
+        )
+    return plain, sorted({*names, *host.secrets})
+
+
+def model_shape(playbook: Playbook) -> ModelShape:
+    """Return the model's shape as the playbook says, else as its folder's name tells."""
+    folder = posixpath.basename(playbook.model.path).lower()
+    known = next((shape for name, shape in KNOWN_SHAPES.items() if folder.startswith(name)), ModelShape())
+    return ModelShape(
+        num_layers=playbook.model.num_layers or known.num_layers, hidden=playbook.model.hidden or known.hidden
+    )
+
+
+def bytes_expected(plan: Plan, playbook: Playbook | None) -> int | None:
+    """Return the bytes that an extraction writes at most, every sample being of full length; None if unknown.
+
+    A model whose own dtype is stored ("auto") is taken to have 2 bytes an element.
+    """
+    spec = plan["extract"]
+    hidden = model_shape(playbook).hidden if playbook else None
+    if spec is None or hidden is None or spec["max_samples"] is None:
+        return None
+    token = state_count(spec) * hidden * element_bytes(spec) + TOKEN_ID_BYTES
+    return int(spec["max_samples"]) * (int(spec["max_seq_len"]) * token + SAMPLE_OVERHEAD_BYTES)
+
+
+def state_count(spec: Mapping[str, Any]) -> int:
+    """Return how many states of each token an ExtractSpec captures."""
+    return EAGLE3_STATES if spec["boundaries"] == "eagle3" else len(spec["boundaries"])
+
+
+def element_bytes(spec: Mapping[str, Any]) -> int:
+    """Return the bytes of one stored element, 2 where only the model knows."""
+    stored = spec["dtype"] if spec["store_dtype"] == "auto" else spec["store_dtype"]
+    return DTYPE_BYTES.get(stored, 2)
+
+
+def _plan(host: Host, job: Job, *, run_id: str, created: str, payload: str, ctl_version: str) -> Plan:
+    return {
+        "wire": WIRE,
+        "run_id": check_run_id(run_id),
+        "created": created,
+        "ctl_version": ctl_version,
+        "host": host.record(),
+        "playbook": None,
+        "payload": payload,
+        "job": job,
+        "extract": None,
+        "timings": {},
+    }
+
+
+def _extract_spec(host: Host, playbook: Playbook, output: str) -> ExtractSpec:
+    capture = playbook.capture
+    boundaries = capture.boundaries
+    return {
+        "model": host.resolve(playbook.model.path),
+        "revision": playbook.model.revision,
+        "trust_remote_code": playbook.model.trust_remote_code,
+        "dtype": playbook.model.dtype,
+        "data": host.resolve(playbook.data.path),
+        "data_kind": playbook.data.kind,
+        "max_samples": playbook.data.max_samples,
+        "max_seq_len": playbook.data.max_seq_len,
+        "boundaries": boundaries if isinstance(boundaries, str) else list(boundaries),
+        "final_norm": capture.final_norm,
+        "store_dtype": capture.store_dtype,
+        "output": output,
+        "format": playbook.output.format,
+        "capture": capture.path.value,
+        "engine": {"tensor_parallel_size": _tensor_parallel(host, playbook), **playbook.engine.arguments},
+    }
+
+
+def _tensor_parallel(host: Host, playbook: Playbook) -> int:
+    size = playbook.engine.tensor_parallel_size or max(host.gpus, 1)
+    if host.accelerator is Accelerator.CUDA and size > host.gpus:
+        raise ConfigError(
+            f"{playbook.origin}: `engine.tensor_parallel_size` is {size}",
+            why=f"host `{host.name}` has {host.gpus} GPUs",
+            fix=f"set it to {host.gpus} or less, or correct `gpus` of the host",
+        )
+    return size

@@ -1,0 +1,49 @@
+"""A playbook's text, and the flags that override it, to a checked `Playbook`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller.core.errors import ConfigError, UsageError
+from controller.core.model import Overrides, Playbook
+from controller.core.tomltext import Key, dotted, parse
+from controller.core.validation import check_keys, keys_of, validate
+
+OVERRIDDEN: dict[str, Key] = {
+    "model": ("model", "path"),
+    "data": ("data", "path"),
+    "output": ("output", "path"),
+    "stale": ("output", "stale"),
+    "capture": ("capture", "path"),
+    "max_samples": ("data", "max_samples"),
+    "max_seq_len": ("data", "max_seq_len"),
+}
+"""Field of `Overrides` -> the key of the playbook that it replaces."""
+
+
+def parse_playbook(name: str, path: str, text: str) -> Playbook:
+    """Return the playbook in `text`; `path` is where it was read from.
+
+    Raises ConfigError naming file, line and key.
+    """
+    document = parse(path, text)
+    check_keys(document.data, keys_of(Playbook), prefix=(), where=document.where)
+    return validate(Playbook, {**document.data, "name": name, "origin": path}, where=document.where)
+
+
+def override(playbook: Playbook, overrides: Overrides) -> Playbook:
+    """Return the playbook with the flags' values in place, checked again. Raises UsageError naming the flag."""
+    given = {field: getattr(overrides, field) for field in OVERRIDDEN}
+    given = {field: value for field, value in given.items() if value is not None}
+    if not given:
+        return playbook
+    data: dict[str, Any] = playbook.model_dump(by_alias=True)
+    flags: dict[Key, str] = {}
+    for field, value in given.items():
+        table, key = OVERRIDDEN[field]
+        data[table][key] = value
+        flags[(table, key)] = flags[(table,)] = f"--{field.replace('_', '-')}"
+    try:
+        return validate(Playbook, data, where=lambda key: flags.get(key[:2]) or flags.get(key[:1]) or dotted(key))
+    except ConfigError as error:
+        raise UsageError(error.what, why=error.why, fix=error.fix, data=error.data) from error

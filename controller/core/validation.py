@@ -1,0 +1,109 @@
+"""From pydantic's errors to one ConfigError that names file, line and key, and the nearest valid key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from controller.core.errors import ConfigError
+from controller.core.suggest import did_you_mean
+from controller.core.tomltext import Document, Key, dotted
+
+M = TypeVar("M", bound=BaseModel)
+
+Where = Callable[[Key], str]
+"""From a key to where it was set: `file:line`, a flag, an environment variable."""
+
+NOT_IN_FILES = frozenset({"name", "origin"})
+"""Fields that the reader fills in; in a file they are unknown keys."""
+
+
+def refusal(message: str, fix: str = "") -> PydanticCustomError:
+    """Return the error that a validator raises to say what is wrong and what to do about it."""
+    return PydanticCustomError("refused", "{message}", {"message": message, "fix": fix})
+
+
+def validate(model: type[M], data: Mapping[str, Any], *, where: Where, prefix: Key = ()) -> M:
+    """Return `model` made from `data`; `prefix` goes before each key that an error names.
+
+    Raises ConfigError: the first problem in detail, the others in `why` and in its data.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)
+    problems = [_problem(model, detail, prefix, where) for detail in details]
+    first, others = problems[0], [f"{problem.what}: {problem.why}" for problem in problems[1:]]
+    why = "; ".join(filter(None, [first.why, f"also {'; '.join(others)}" if others else ""]))
+    record: dict[str, object] = {"key": dotted(first.key), "where": where(first.key)}
+    raise ConfigError(first.what, why=why, fix=first.fix, data={**record, "also": others} if others else record)
+
+
+def check_keys(table: Mapping[str, Any], valid: Iterable[str], *, prefix: Key, where: Where) -> None:
+    """Raise ConfigError for the first key of `table` that is not in `valid`."""
+    names = set(valid) - NOT_IN_FILES
+    for name in table:
+        if name not in names:
+            problem = _unknown((*prefix, name), names, where)
+            data: dict[str, object] = {"key": dotted(problem.key), "where": where(problem.key)}
+            raise ConfigError(problem.what, why=problem.why, fix=problem.fix, data=data)
+
+
+def fail(document: Document, key: Key, what: str, *, why: str = "", fix: str = "") -> NoReturn:
+    """Raise ConfigError about `key` of a document."""
+    where = document.where(key)
+    raise ConfigError(f"{where}: {what}", why=why, fix=fix, data={"key": dotted(key), "where": where})
+
+
+def keys_of(model: type[BaseModel]) -> set[str]:
+    """Return the keys that a file may set in the table behind `model`."""
+    return {field.alias or name for name, field in model.model_fields.items()} - NOT_IN_FILES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Problem:
+    key: Key
+    what: str
+    why: str = ""
+    fix: str = ""
+
+
+def _problem(model: type[BaseModel], detail: ErrorDetails, prefix: Key, where: Where) -> _Problem:
+    inside = tuple(part for part in detail["loc"] if isinstance(part, str) and part != "[key]")
+    key = (*prefix, *inside)
+    if detail["type"] == "missing":
+        *table, name = key
+        owner = f"`{dotted(table)}`" if table else "the file"
+        return _Problem(key=key, what=f"{where(tuple(table))}: {owner} lacks `{name}`", fix=f"add `{name} = ...`")
+    if detail["type"] == "extra_forbidden":
+        return _unknown(key, _keys_at(model, inside[:-1]), where)
+    return _Problem(
+        key=key,
+        what=f"{where(key)}: `{dotted(key)}` is not valid",
+        why=detail["msg"],
+        fix=str(detail.get("ctx", {}).get("fix", "")),
+    )
+
+
+def _unknown(key: Key, valid: Iterable[str], where: Where) -> _Problem:
+    return _Problem(
+        key=key,
+        what=f"{where(key)}: unknown key `{dotted(key)}`",
+        fix=did_you_mean(key[-1], valid, kind="keys here"),
+    )
+
+
+def _keys_at(model: type[BaseModel], path: Key) -> set[str]:
+    """Return the valid keys of the table at `path` below `model`, through fields and mappings of models."""
+    current: Any = model
+    for part in path:
+        if isinstance(current, type) and issubclass(current, BaseModel):
+            fields = {field.alias or name: field.annotation for name, field in current.model_fields.items()}
+            current = fields.get(part)
+        else:  # a mapping of models: the part is one of its keys
+            current = get_args(current)[-1] if get_args(current) else None
+    return keys_of(current) if isinstance(current, type) and issubclass(current, BaseModel) else set()

@@ -1,0 +1,118 @@
+"""Kinds of value that hosts.toml and playbooks share: text, paths on the host, environments, durations.
+
+Each is a type for pydantic; what is wrong with a value, and what to write instead, is said here.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from controller.core.validation import refusal
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]*")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
+
+OWNED_ENV = frozenset(
+    {"CTL_RUN_ID", "CTL_RUN_DIR", "CTL_HOST", "SPT_NOENV", "PYTHONUNBUFFERED", "VLLM_PROCESS_NAME_PREFIX"}
+)
+"""Set by the supervisor for every job: it finds a run's processes, and its output, by them."""
+
+
+def _text(value: str) -> str:
+    if not value.strip() or _CONTROL.search(value):
+        raise refusal("it is empty or holds control characters")
+    return value
+
+
+def _ssh_word(value: str) -> str:
+    # A leading dash would be an option to ssh; white space would end the word in a generated ssh configuration.
+    if not _NAME.fullmatch(value):
+        raise refusal("only letters, digits and . _ : - may be used, and not a leading dash")
+    return value
+
+
+def _remote_path(value: str) -> str:
+    _text(value)
+    if value.startswith("~"):
+        raise refusal("`~` is not expanded on the host", "write the absolute path, or one relative to `workdir`")
+    if ".." in value.split("/"):
+        raise refusal("`..` in a path means something else behind a symbolic link", "write the path without `..`")
+    path = posixpath.normpath(value)
+    # POSIX lets exactly two leading slashes mean something else, and normpath keeps them.
+    return "/" + path.lstrip("/") if path.startswith("/") else path
+
+
+def _absolute_path(value: str) -> str:
+    path = _remote_path(value)
+    if not path.startswith("/"):
+        raise refusal("it must be an absolute path on the host")
+    return path
+
+
+def _interpreter(value: str) -> str:
+    _text(value)
+    if "/" not in value:
+        return _ssh_word(value)
+    return _absolute_path(value)
+
+
+def _env_name(name: str) -> str:
+    if not _ENV_NAME.fullmatch(name):
+        raise refusal("it cannot be the name of an environment variable")
+    if name in OWNED_ENV:
+        raise refusal("ctl itself sets this variable", f"remove `{name}`")
+    return name
+
+
+def _env_value(value: str) -> str:
+    if "\x00" in value:
+        raise refusal("an environment variable cannot hold a NUL character")
+    return value
+
+
+def parse_seconds(value: Any) -> Any:
+    """Return seconds from a number or from text like `30m`, `1h30m`, `45s`; None from `none` (no limit)."""
+    if not isinstance(value, str):
+        return value
+    if value == "none":
+        return None
+    parts = _DURATION.fullmatch(value)
+    if not value or parts is None:
+        raise refusal(f"`{value}` is not a duration", 'write seconds, or text like "90s", "45m", "1h30m"')
+    days, hours, minutes, rest = (float(part or 0) for part in parts.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+
+
+def _boundaries(value: Any) -> Any:
+    if isinstance(value, str):
+        if value != "eagle3":
+            raise refusal(f"`{value}` is not a set of boundaries", 'write "eagle3" or a list such as [2, 30, 58, 61]')
+        return value
+    if not isinstance(value, list | tuple) or not value or any(type(item) is not int for item in value):
+        raise refusal("boundaries are a non-empty list of whole numbers", 'or write "eagle3"')
+    if min(value) < 0:
+        raise refusal(f"{min(value)} is negative", "boundary b means b decoder layers completed; 0 is the embeddings")
+    if len(set(value)) < len(value):
+        raise refusal("a boundary is given twice", "each state is captured once; remove the duplicate")
+    return tuple(value)
+
+
+Text = Annotated[str, AfterValidator(_text)]
+SshWord = Annotated[str, AfterValidator(_ssh_word)]
+RemotePath = Annotated[str, AfterValidator(_remote_path)]
+AbsolutePath = Annotated[str, AfterValidator(_absolute_path)]
+Interpreter = Annotated[str, AfterValidator(_interpreter)]
+EnvName = Annotated[str, AfterValidator(_env_name)]
+Environment = dict[EnvName, Annotated[str, AfterValidator(_env_value)]]
+Count = Annotated[int, Field(strict=True, ge=1)]
+Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Duration = Annotated[Seconds | None, BeforeValidator(parse_seconds)]
+"""Seconds, or None: no limit."""
+Boundaries = Annotated[str | tuple[int, ...], BeforeValidator(_boundaries)]
+"""The word `eagle3`, or numbers of decoder layers completed."""

@@ -1,0 +1,459 @@
+"""hosts.toml and playbooks: what is accepted, what is refused and how the refusal speaks, and which value counts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from controller.core.config import BUILT_IN, Config, build
+from controller.core.errors import ConfigError, ExitCode, UsageError
+from controller.core.model import CapturePath, Host, Overrides, Playbook
+from controller.core.playbook import override, parse_playbook
+from controller.core.redaction import is_secret, redact, secret_in_argv, split_env
+from controller.core.sources import Layer, Source, includes
+from controller.core.suggest import did_you_mean, nearest
+from controller.core.tomltext import dotted, parse
+from controller.core.validation import check_keys, fail, keys_of
+from remote_payload.host.protocol import Stale
+
+HOST = """\
+schema = 1
+
+[hosts.gpu1]
+address = "192.0.2.7"
+user = "lab"
+python = "/opt/vllm/bin/python"
+workdir = "/srv/ctl"
+output_roots = ["states", "/data/states/"]
+gpus = 8
+"""
+
+PLAYBOOK = """\
+schema = 1
+[model]
+path = "models/m"
+[data]
+path = "data/d.jsonl"
+[output]
+path = "states/m"
+"""
+
+
+def source(text: str, *, path: str = "/project/hosts.toml", layer: Layer = Layer.PROJECT) -> Source:
+    return Source(path=path, layer=layer, document=parse(path, text))
+
+
+def config(*sources: Source, **settings: object) -> Config:
+    given: dict[str, object] = {"flags": {}, "environ": {}, "home": "/home/me", **settings}
+    return build(sources, **given)  # type: ignore[arg-type]
+
+
+def refused(text: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        config(source(text))
+    return caught.value
+
+
+def playbook(text: str = PLAYBOOK) -> Playbook:
+    return parse_playbook("m", "/project/playbooks/m.toml", text)
+
+
+def playbook_refused(text: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        playbook(text)
+    return caught.value
+
+
+# ---------------------------------------------------------------------------------------------- hosts
+
+
+def test_host_paths_are_absolute_and_normalised() -> None:
+    host = config(source(HOST + 'lease_dir = "leases//gpu"\n')).host("gpu1")
+    assert host.output_roots == ("/srv/ctl/states", "/data/states")
+    assert host.lease_dir == "/srv/ctl/leases/gpu"
+    assert host.resolve("models/m") == "/srv/ctl/models/m"
+    assert host.resolve("/models//m/") == "/models/m"
+
+
+def test_record_says_that_ssh_decides_where_nothing_is_given() -> None:
+    text = HOST.replace('user = "lab"\n', "").replace('address = "192.0.2.7"\n', "")
+    record = config(source(text)).host("gpu1").record()
+    assert (record["address"], record["user"], record["port"]) == ("gpu1", "", 0)
+
+
+def test_host_is_found_by_name_and_by_address() -> None:
+    made = config(source(HOST))
+    assert made.host("gpu1") == made.host("192.0.2.7")
+
+
+def test_address_of_two_hosts_is_ambiguous() -> None:
+    second = HOST.split("\n", 2)[2].replace("gpu1", "gpu2")
+    with pytest.raises(UsageError) as caught:
+        config(source(HOST + second)).host("192.0.2.7")
+    assert "gpu1" in caught.value.why
+    assert "gpu2" in caught.value.why
+
+
+def test_unknown_host_suggests_the_nearest() -> None:
+    with pytest.raises(UsageError) as caught:
+        config(source(HOST)).host("gpu-1")
+    assert caught.value.fix == "did you mean `gpu1`?"
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_no_host_given_lists_the_known_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        config(source(HOST)).host()
+    assert "gpu1" in caught.value.why
+
+
+def test_ssh_alias_becomes_a_host_from_defaults() -> None:
+    text = """\
+schema = 1
+[defaults]
+python = "/opt/python"
+workdir = "/srv/ctl"
+output_roots = ["out"]
+accelerator = "cpu"
+"""
+    made = config(source(text), ssh_patterns=("lab-*", "*"))
+    host = made.host("lab-3")
+    assert (host.name, host.address, host.python) == ("lab-3", "lab-3", "/opt/python")
+    with pytest.raises(UsageError):
+        made.host("other")  # only `Host *` matches, and that says nothing
+
+
+def test_ssh_alias_without_enough_defaults_says_what_is_missing() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(source('schema = 1\n[defaults]\npython = "/opt/python"\n'), ssh_patterns=("lab",)).host("lab")
+    assert caught.value.data["missing"] == ["workdir", "output_roots", "gpus"]
+
+
+def test_fleet_gives_hosts_in_order_and_unknown_ones_are_refused() -> None:
+    made = config(source(HOST + '[fleets.lab]\nhosts = ["gpu1"]\n'))
+    assert [host.name for host in made.fleet("lab")] == ["gpu1"]
+    with pytest.raises(UsageError):
+        made.fleet("lap")
+    error = refused(HOST + '[fleets.lab]\nhosts = ["gpu2"]\n')
+    assert error.what.startswith("/project/hosts.toml:11: ")
+    assert "gpu1" in error.fix
+
+
+@pytest.mark.parametrize(
+    ("line", "where", "says"),
+    [
+        ("gpuz = 8", "hosts.gpu1.gpuz", "did you mean `gpus`?"),
+        ('port = "22"', "hosts.gpu1.port", ""),
+        ("port = true", "hosts.gpu1.port", ""),
+        ("port = 70000", "hosts.gpu1.port", ""),
+        ('transport = "rsh"', "hosts.gpu1.transport", ""),
+        ('lease_dir = "~/leases"', "hosts.gpu1.lease_dir", "relative to `workdir`"),
+        ('bootstrap_python = "bin/python"', "hosts.gpu1.bootstrap_python", ""),
+        ('gpu_name = "a\\nb"', "hosts.gpu1.gpu_name", ""),
+        ("connect_timeout_s = 0", "hosts.gpu1.connect_timeout_s", ""),
+        ("connect_timeout_s = inf", "hosts.gpu1.connect_timeout_s", ""),
+        ('env = { "A-B" = "1" }', "hosts.gpu1.env.A-B", ""),
+        ("env = { A = 1 }", "hosts.gpu1.env.A", ""),
+        ('env = { CTL_RUN_ID = "x" }', "hosts.gpu1.env.CTL_RUN_ID", "remove `CTL_RUN_ID`"),
+        ('env = "A=1"', "hosts.gpu1.env", ""),
+        ('secrets = { T = { env = "A", file = "b" } }', "hosts.gpu1.secrets.T", "exactly one"),
+        ('secrets = { T = { enw = "A" } }', "hosts.gpu1.secrets.T.enw", "did you mean `env`?"),
+        ('env = { A = "1" }\nsecrets = { A = { env = "A" } }', "hosts.gpu1", "remove one"),
+    ],
+)
+def test_bad_host_value_is_refused_with_its_line_and_key(line: str, where: str, says: str) -> None:
+    error = refused(HOST + line + "\n")
+    expected_line = 3 if where == "hosts.gpu1" else 10
+    assert error.what.startswith(f"/project/hosts.toml:{expected_line}")
+    assert error.data["key"] == where
+    assert says in f"{error.why} {error.fix}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('workdir = "/srv/ctl"', 'workdir = "srv"'),
+        ('workdir = "/srv/ctl"', 'workdir = "/srv/../etc"'),
+        ('workdir = "/srv/ctl"', 'workdir = "//"'),
+        ('"/data/states/"', '"/"'),
+        ('["states", "/data/states/"]', "[]"),
+        ('["states", "/data/states/"]', '["../../etc"]'),
+        ("192.0.2.7", "-oProxyCommand=id"),
+        ("192.0.2.7", "a b"),
+        ('user = "lab"', 'user = "-l"'),
+        ("gpus = 8", "gpus = 0"),
+        ("gpus = 8", ""),
+    ],
+)
+def test_dangerous_or_missing_host_value_is_refused(old: str, new: str) -> None:
+    assert "gpu1" in refused(HOST.replace(old, new)).what
+
+
+def test_all_problems_of_a_host_are_reported_at_once() -> None:
+    error = refused(HOST.replace("gpus = 8", 'gpus = "8"\nport = 0'))
+    assert "`hosts.gpu1.port`" in error.what
+    assert "`hosts.gpu1.gpus`" in error.why
+
+
+def test_syntax_error_names_line_and_column() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse("/project/hosts.toml", "schema = 1\n[hosts.a]\ngpus = \n")
+    assert caught.value.what == "/project/hosts.toml:3:8: not valid TOML"
+    assert caught.value.data == {"file": "/project/hosts.toml", "line": 3, "column": 8}
+
+
+def test_unknown_table_and_missing_schema_are_refused() -> None:
+    assert refused("schema = 1\n[host.a]\n").fix == "did you mean `hosts`?"
+    assert "schema" in refused("[defaults]\n").what
+    assert refused("schema = 2\n").data["key"] == "schema"
+    assert "address" not in refused('schema = 1\n[defaults]\naddress = "a"\n').fix
+
+
+# ------------------------------------------------------------------------------------------ precedence
+
+
+def test_layers_merge_key_by_key_and_origins_name_file_line_and_layer() -> None:
+    user = source(
+        'schema = 1\n[defaults]\ncommand_timeout_s = 90\n[hosts.gpu1]\nuser = "me"\ngpu_name = "H200"\n',
+        path="/home/me/.config/ctl/hosts.toml",
+        layer=Layer.USER,
+    )
+    made = config(source(HOST), user)
+    host = made.host("gpu1")
+    assert (host.user, host.gpu_name, host.command_timeout_s) == ("lab", "H200", 90.0)
+    origins = made.origins()
+    assert origins["hosts.gpu1.user"] == "/project/hosts.toml:5 (project)"
+    assert origins["hosts.gpu1.gpu_name"] == "/home/me/.config/ctl/hosts.toml:6 (user)"
+    assert origins["hosts.gpu1.command_timeout_s"] == "/home/me/.config/ctl/hosts.toml:3 (user)"
+    assert origins["hosts.gpu1.bootstrap_python"] == BUILT_IN
+
+
+def test_a_hosts_own_key_beats_defaults_of_a_higher_file() -> None:
+    project = source('schema = 1\n[defaults]\nuser = "everyone"\n')
+    user = source(HOST, path="/home/me/hosts.toml", layer=Layer.USER)
+    assert config(project, user).host("gpu1").user == "lab"
+
+
+def test_shipped_host_counts_only_where_the_project_defines_none() -> None:
+    shipped = source(HOST + 'gpu_name = "H200"\n', path="/lib/hosts.toml", layer=Layer.SHIPPED)
+    assert config(shipped).host("gpu1").gpu_name == "H200"
+    assert config(source(HOST), shipped).host("gpu1").gpu_name is None
+
+
+def test_env_tables_merge_by_name() -> None:
+    text = HOST.replace("[hosts.gpu1]", '[defaults.env]\nA = "1"\nB = "1"\n[hosts.gpu1]')
+    made = config(source(text + '[hosts.gpu1.env]\nB = "2"\n'))
+    assert made.host("gpu1").env == {"A": "1", "B": "2"}
+    assert made.origins()["hosts.gpu1.env.A"] == "/project/hosts.toml:4 (project)"
+
+
+def test_same_host_twice_in_a_layer_names_both_files() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(source(HOST), source(HOST, path="/project/more.toml"))
+    assert caught.value.data["files"] == ["/project/hosts.toml:3", "/project/more.toml:3"]
+
+
+def test_settings_take_flag_over_environment_over_built_in() -> None:
+    environ = {"CTL_HOST": "gpu1", "CTL_RUNS_DIR": "/env", "CTL_PLAYBOOK": ""}
+    made = config(source(HOST), flags={"runs_dir": "/flag", "host": None}, environ=environ)
+    assert made.host().name == "gpu1"
+    assert made.settings["runs_dir"].value == "/flag"
+    assert made.origins()["runs_dir"] == "--runs-dir"
+    assert made.origins()["host"] == "CTL_HOST"
+    assert made.playbook(made.host()) is None
+    assert config(source(HOST)).settings["runs_dir"].origin == BUILT_IN
+
+
+def test_shown_values_are_json_and_hide_secrets() -> None:
+    made = config(source(HOST + '[hosts.gpu1.env]\nHF_TOKEN = "hf_abc"\n[hosts.gpu1.secrets]\nK = { file = "k" }\n'))
+    text = json.dumps(made.document())
+    assert "hf_abc" not in text
+    assert made.values()["hosts.gpu1.env.HF_TOKEN"].value == "***"
+    assert made.document()["files"][0]["found"] is True
+    assert "hf_abc" not in repr(made.host("gpu1"))
+
+
+def test_local_paths_start_at_the_file_that_they_stand_in() -> None:
+    text = HOST + 'ssh_config = "ssh/config"\nsecrets = { K = { file = "k" }, L = { file = "~/l" } }\n'
+    host = config(source(text)).host("gpu1")
+    assert host.ssh_config == "/project/ssh/config"
+    assert (host.secrets["K"].file, host.secrets["L"].file) == ("/project/k", "/home/me/l")
+
+
+def test_includes_are_relative_to_the_file() -> None:
+    document = parse("/project/hosts.toml", 'include = ["more/a.toml", "/etc/b.toml", "~/c.toml"]')
+    assert includes(document, home="/home/me") == ("/project/more/a.toml", "/etc/b.toml", "/home/me/c.toml")
+    with pytest.raises(ConfigError):
+        includes(parse("/project/hosts.toml", 'include = "more.toml"'), home="/home/me")
+
+
+# ------------------------------------------------------------------------------------------- TOML text
+
+
+def test_lines_are_found_behind_multi_line_values_and_quoted_keys() -> None:
+    document = parse(
+        "f",
+        'a = [\n  "x",\n  ["y"]\n]\ntext = """\n[no.table]\nb = 1\n"""\n[hosts."10.0.0.1"] # gpu\nenv.A = "1"\n'
+        'in = { one = 1, two = { three = 3 } }\n[hosts.b]\n"q.k" = 1\n',
+    )
+    assert document.line(("text",)) == 5
+    assert document.line(("hosts", "10.0.0.1")) == 9
+    assert document.line(("hosts", "10.0.0.1", "env", "A")) == 10
+    assert document.line(("hosts", "10.0.0.1", "in", "two", "three")) == 11
+    assert document.line(("hosts", "b", "q.k")) == 13
+    assert document.line(("hosts", "b", "absent")) == 12
+    assert document.line(("absent",)) is None
+    assert document.line(("no", "table")) is None
+
+
+def test_dotted_quotes_what_toml_would() -> None:
+    assert dotted(("hosts", "10.0.0.1", "gpus")) == 'hosts."10.0.0.1".gpus'
+
+
+def test_nearest_ignores_case_and_dashes() -> None:
+    assert nearest("Output-Roots", ["output_roots", "gpus"]) == "output_roots"
+    assert nearest("zzz", ["gpus"]) is None
+    assert did_you_mean("zzz", ["b", "a"], kind="keys") == "valid keys: a, b"
+
+
+# ------------------------------------------------------------------------------------------- playbooks
+
+
+def test_playbook_has_the_documented_defaults() -> None:
+    made = playbook()
+    assert made.kind == "extract"
+    assert made.capture.boundaries == "eagle3"
+    assert made.capture.path is CapturePath.AUTO
+    assert made.output.stale is Stale.FAIL
+    assert made.engine.arguments == {}
+
+
+def test_durations_are_seconds_or_text() -> None:
+    limits = playbook(
+        PLAYBOOK + '[limits]\nload_timeout = "1h30m"\nsilence_timeout = 90\ntime_limit = "none"\nstop_grace = "45s"\n'
+    ).limits
+    assert (limits.load_timeout, limits.silence_timeout, limits.time_limit, limits.stop_grace) == (5400, 90, None, 45)
+
+
+@pytest.mark.parametrize("value", ['"30"', '"m"', '""', '"1m30"', "0", '"0s"', "true", "inf", '"-5m"'])
+def test_bad_duration_is_refused(value: str) -> None:
+    error = playbook_refused(PLAYBOOK + f"[limits]\nload_timeout = {value}\n")
+    assert error.data["key"] == "limits.load_timeout"
+    assert error.what.startswith("/project/playbooks/m.toml:9")
+
+
+@pytest.mark.parametrize(
+    ("added", "key", "says"),
+    [
+        ("[capture]\nboundaries = [2, 2]", "capture.boundaries", "twice"),
+        ("[capture]\nboundaries = [-1]", "capture.boundaries", "-1 is negative"),
+        ("[capture]\nboundaries = []", "capture.boundaries", "non-empty"),
+        ("[capture]\nboundaries = [1.5]", "capture.boundaries", "whole numbers"),
+        ("[capture]\nboundaries = [true]", "capture.boundaries", "whole numbers"),
+        ('[capture]\nboundaries = "eagle"', "capture.boundaries", "eagle3"),
+        ('[capture]\npath = "magic"', "capture.path", "native"),
+        ('[capture]\nfinal_norm = "no"', "capture.final_norm", ""),
+        ('[engine]\nworker_cls = "x"', "engine", "remove `worker_cls`"),
+        ("[engine]\nenable_prefix_caching = false", "engine", "not computed"),
+        ('[engine]\nhf_token = "hf_x"', "engine", "secrets"),
+        ("[engine]\nmax-num-seqs = 4", "engine", "max_num_seqs"),
+        ("[engine]\ntensor_parallel_size = 0", "engine.tensor_parallel_size", ""),
+        ("[engin]\n", "engin", "did you mean `engine`?"),
+        ('name = "m"\n', "output.name", ""),
+        ('[env]\nSPT_NOENV = "0"', "env.SPT_NOENV", "SPT_NOENV"),
+    ],
+)
+def test_bad_playbook_value_is_refused_with_its_key(added: str, key: str, says: str) -> None:
+    error = playbook_refused(PLAYBOOK + added + "\n")
+    assert error.data["key"] == key
+    assert says in f"{error.what} {error.why} {error.fix}"
+
+
+def test_what_does_not_exist_yet_is_refused_honestly() -> None:
+    local = playbook_refused(PLAYBOOK.replace("data/d.jsonl", "local:d.jsonl"))
+    assert "not supported yet" in local.why
+    assert "copy the file to the host" in local.fix
+    resume = playbook_refused(PLAYBOOK + 'stale = "resume"\n')
+    assert "does not exist yet" in resume.why
+
+
+@pytest.mark.parametrize("path", ["", "~/m", "a/../../b", "a\\u0000b"])
+def test_bad_remote_path_is_refused(path: str) -> None:
+    assert playbook_refused(PLAYBOOK.replace("states/m", path)).data["key"] == "output.path"
+
+
+def test_missing_section_and_name_are_reported() -> None:
+    error = playbook_refused("schema = 1\n[model]\npath = 'm'\n")
+    assert "lacks `data`" in error.what
+    assert "lacks `output`" in error.why
+    assert "`name`" in playbook_refused('name = "x"\n' + PLAYBOOK).what
+
+
+def test_overrides_replace_and_are_checked_under_the_flags_name() -> None:
+    made = override(playbook(), Overrides(stale="clear", max_samples=5, capture="hooks", output="states/other"))
+    assert (made.output.stale, made.output.path) == (Stale.CLEAR, "states/other")
+    assert (made.data.max_samples, made.capture.path) == (5, CapturePath.HOOKS)
+    assert override(playbook(), Overrides()) == playbook()
+    for overrides, flag in ((Overrides(stale="resume"), "--stale"), (Overrides(max_samples=0), "--max-samples")):
+        with pytest.raises(UsageError) as caught:
+            override(playbook(), overrides)
+        assert caught.value.what.startswith(flag)
+
+
+def test_models_are_frozen() -> None:
+    host = config(source(HOST)).host("gpu1")
+    assert isinstance(host, Host)
+    with pytest.raises(ValueError, match="frozen"):
+        host.gpus = 1  # type: ignore[misc]
+
+
+# --------------------------------------------------------------------------------------------- secrets
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        ("HF_TOKEN", True),
+        ("hf_token", True),
+        ("OPENAI_API_KEY", True),
+        ("APIKEY", True),
+        ("AWS_SECRET_ACCESS_KEY", True),
+        ("DB_PASSWD", True),
+        ("GOOGLE_APPLICATION_CREDENTIALS", True),
+        ("TOKENIZERS_PARALLELISM", False),
+        ("HF_HOME", False),
+        ("KEYBOARD", False),
+    ],
+)
+def test_secret_names(name: str, secret: bool) -> None:
+    assert is_secret(name) is secret
+
+
+def test_environment_is_split_and_redacted() -> None:
+    env = {"B_TOKEN": "x", "A": "1"}
+    assert split_env(env) == ({"A": "1"}, ["B_TOKEN"])
+    assert redact(env, ["OTHER"]) == {"A": "1", "B_TOKEN": "***", "OTHER": "***"}
+
+
+def test_secret_assignment_in_argv_is_seen() -> None:
+    assert secret_in_argv(["env", "HF_TOKEN=abc", "python"]) == "HF_TOKEN"
+    assert secret_in_argv(["env", "MAX_TOKENS=5", "HF_TOKEN=", "--pad_token=<pad>"]) is None
+
+
+# ------------------------------------------------------------------------------------ errors about keys
+
+
+def test_keys_of_a_model_are_those_that_a_file_may_set() -> None:
+    assert "name" not in keys_of(Host)
+    assert "schema" in keys_of(Playbook)
+
+
+def test_check_keys_and_fail_name_the_place() -> None:
+    document = parse("f.toml", "\na = 1\n")
+    check_keys(document.data, ["a"], prefix=(), where=document.where)
+    with pytest.raises(ConfigError, match=r"f\.toml:2: unknown key `t\.a`"):
+        check_keys(document.data, ["b"], prefix=("t",), where=lambda key: document.where(key[1:]))
+    with pytest.raises(ConfigError, match=r"f\.toml:2: no") as caught:
+        fail(document, ("a",), "no", fix="do")
+    assert caught.value.fix == "do"

@@ -1,0 +1,244 @@
+"""Host + playbook + flags -> plan, and what is said about it before anything is done."""
+
+from __future__ import annotations
+
+import copy
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from controller.core import planner
+from controller.core.errors import ConfigError, UsageError
+from controller.core.intention import describe, supervisor_env
+from controller.core.model import Host, Overrides, Playbook
+from controller.core.outputs import planned_output
+from remote_payload.host.protocol import OwnedOutput, Plan, check_plan
+
+RUN_ID = "20260102-030405-a1b2c3"
+GIVEN: dict[str, Any] = {
+    "run_id": RUN_ID,
+    "created": "2026-01-02T03:04:05+00:00",
+    "payload": "ab" * 32,
+    "ctl_version": "0.1.0",
+}
+
+
+def host(**changes: Any) -> Host:
+    return Host.model_validate(
+        {
+            "name": "gpu1",
+            "address": "192.0.2.7",
+            "user": "lab",
+            "python": "/opt/vllm/bin/python",
+            "workdir": "/srv/ctl",
+            "output_roots": ["states", "/data", "/data/states"],
+            "gpus": 8,
+            **changes,
+        }
+    )
+
+
+def playbook(**sections: Any) -> Playbook:
+    return Playbook.model_validate(
+        {
+            "schema": 1,
+            "name": "kimi",
+            "origin": "kimi.toml",
+            "model": {"path": "/models/Kimi-K2.5"},
+            "data": {"path": "data/d.jsonl", "max_samples": 10, "max_seq_len": 100},
+            "output": {"path": "/data/states/kimi"},
+            **sections,
+        }
+    )
+
+
+def plan(**sections: Any) -> Plan:
+    return planner.make_plan(host(), playbook(**sections), **GIVEN)
+
+
+def test_extract_plan_is_whole_and_valid_for_the_host() -> None:
+    made = plan(engine={"tensor_parallel_size": 4, "max_num_seqs": 8})
+    assert check_plan(json.loads(json.dumps(made))) == made
+    assert [step["kind"] for step in made["job"]["steps"]] == ["recheck", "clear", "exec", "verify"]
+    assert made["job"]["steps"][2]["argv"] == ["/opt/vllm/bin/python", "-m", "remote_payload.extract.engine"]
+    assert made["job"]["cwd"] == f"/srv/ctl/runs/{RUN_ID}"
+    spec = made["extract"]
+    assert spec is not None
+    assert (spec["model"], spec["data"]) == ("/models/Kimi-K2.5", "/srv/ctl/data/d.jsonl")
+    assert spec["engine"] == {"tensor_parallel_size": 4, "max_num_seqs": 8}
+    assert made["job"]["limits"]["load_timeout_s"] == 1800
+
+
+def test_same_inputs_give_the_same_plan() -> None:
+    assert plan() == plan()
+
+
+def test_tensor_parallel_size_defaults_to_all_gpus_and_cannot_exceed_them() -> None:
+    spec = plan()["extract"]
+    assert spec is not None
+    assert spec["engine"]["tensor_parallel_size"] == 8
+    with pytest.raises(ConfigError, match="tensor_parallel_size"):
+        plan(engine={"tensor_parallel_size": 9})
+    cpu = planner.make_plan(host(accelerator="cpu", gpus=0), playbook(engine={"tensor_parallel_size": 2}), **GIVEN)
+    assert cpu["extract"] is not None
+    assert cpu["extract"]["engine"]["tensor_parallel_size"] == 2
+
+
+def test_boundaries_are_checked_where_the_number_of_layers_is_known() -> None:
+    with pytest.raises(ConfigError, match="62"):
+        plan(capture={"boundaries": [2, 62]})
+    assert plan(model={"path": "/models/other"}, capture={"boundaries": [2, 62]})["extract"]
+
+
+def test_overrides_reach_the_plan() -> None:
+    overrides = Overrides(stale="quarantine", adopt=True, max_samples=3, output="/data/states/other", capture="hooks")
+    made = planner.make_plan(host(), playbook(), overrides=overrides, **GIVEN)
+    assert made["job"]["outputs"][0]["stale"] == "quarantine"
+    assert made["job"]["outputs"][0]["adopt"] is True
+    assert made["extract"] is not None
+    assert (made["extract"]["max_samples"], made["extract"]["capture"]) == (3, "hooks")
+    assert made["extract"]["output"] == made["job"]["outputs"][0]["path"] == "/data/states/other"
+
+
+def test_output_belongs_to_the_innermost_root() -> None:
+    assert planned_output(host(), playbook(), adopt=False)["root"] == "/data/states"
+    relative = planned_output(host(), playbook(output={"path": "states/kimi"}), adopt=False)
+    assert (relative["path"], relative["root"]) == ("/srv/ctl/states/kimi", "/srv/ctl/states")
+
+
+@pytest.mark.parametrize("path", ["/data", "/elsewhere/kimi", "/database/kimi", "states", ".", "/data/.", "kimi"])
+def test_output_outside_the_roots_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        planner.make_plan(host(), playbook(), overrides=Overrides(output=path), **GIVEN)
+    assert caught.value.code == "output-outside-roots"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/srv/ctl",
+        "/srv/ctl/runs",
+        "/srv/ctl/runs/x",
+        "/srv/ctl/payload/x",
+        "/srv/models",
+        "/srv/models/m",
+        "/srv/models/m/out",
+        "/srv/d",
+        "/srv/venv",
+        "/srv/leases",
+    ],
+)
+def test_output_that_overlaps_what_must_stay_is_refused(path: str) -> None:
+    target = host(output_roots=["/srv"], python="/srv/venv/bin/python", lease_dir="/srv/leases")
+    book = playbook(model={"path": "/srv/models/m"}, data={"path": "/srv/d/x.jsonl"}, output={"path": path})
+    with pytest.raises(ConfigError) as caught:
+        planner.make_plan(target, book, **GIVEN)
+    assert caught.value.code == "output-overlaps"
+
+
+def test_secrets_are_in_the_plan_by_name_only() -> None:
+    target = host(env={"A": "host", "WANDB_API_KEY": "wk"}, secrets={"CERT": {"env": "X"}})
+    book = playbook(env={"A": "book", "HF_TOKEN": "hf_abc"})
+    made = planner.make_plan(target, book, **GIVEN)
+    assert made["job"]["env"] == {"A": "book"}
+    assert made["job"]["secret_env"] == ["CERT", "HF_TOKEN", "WANDB_API_KEY"]
+    text = json.dumps([made, describe(made, None)])
+    assert "hf_abc" not in text
+    assert "wk" not in text
+    with pytest.raises(ConfigError, match="CERT"):
+        planner.job_env(target, playbook(env={"CERT": "in the open"}))
+
+
+def test_command_plan_owns_no_output() -> None:
+    made = planner.make_command_plan(host(), ["python", "train.py", "--x=1"], name="train", cwd="exp", **GIVEN)
+    assert check_plan(json.loads(json.dumps(made))) == made
+    assert [step["kind"] for step in made["job"]["steps"]] == ["recheck", "exec"]
+    assert made["job"]["outputs"] == []
+    assert made["job"]["cwd"] == "/srv/ctl/exp"
+    assert made["extract"] is None
+    limits = planner.make_command_plan(host(), ["true"], name="t", time_limit_s=5, **GIVEN)["job"]["limits"]
+    assert limits["time_limit_s"] == 5
+    assert "silence_timeout_s" not in limits
+
+
+def test_command_without_words_or_with_a_secret_is_refused() -> None:
+    with pytest.raises(UsageError):
+        planner.make_command_plan(host(), [], name="x", **GIVEN)
+    with pytest.raises(UsageError) as caught:
+        planner.make_command_plan(host(), ["env", "HF_TOKEN=hf_abc", "x"], name="x", **GIVEN)
+    assert "hf_abc" not in json.dumps(caught.value.to_dict())
+
+
+def test_preflight_adds_what_was_seen_and_leaves_the_first_plan_alone() -> None:
+    first = plan()
+    before = copy.deepcopy(first)
+    seen: OwnedOutput = {**first["job"]["outputs"][0], "digest": "cd" * 32, "entries": 3, "bytes": 9}
+    second = planner.with_preflight(first, [seen], {"push_s": 0.5})
+    assert second["job"]["outputs"] == [seen]
+    assert second["timings"] == {"push_s": 0.5}
+    assert first == before
+
+
+def test_preflight_cannot_widen_what_may_be_cleared() -> None:
+    first = plan()
+    other: OwnedOutput = {**first["job"]["outputs"][0], "path": "/data/states"}
+    adopted: OwnedOutput = {**first["job"]["outputs"][0], "adopt": True}
+    for outputs in ([other], [adopted], [], [first["job"]["outputs"][0], other]):
+        with pytest.raises(ValueError, match="other outputs"):
+            planner.with_preflight(first, outputs, {})
+
+
+def test_run_id_is_utc_and_checked() -> None:
+    now = datetime(2026, 1, 2, 5, 4, 5, tzinfo=timezone(timedelta(hours=2)))
+    assert planner.new_run_id(now, bytes.fromhex("a1b2c3")) == RUN_ID
+    with pytest.raises(ValueError, match="run id"):
+        planner.new_run_id(datetime.now(UTC), b"ab")
+
+
+def test_model_shape_is_the_playbooks_else_known_by_name() -> None:
+    assert planner.model_shape(playbook()) == planner.ModelShape(num_layers=61, hidden=7168)
+    unknown = playbook(model={"path": "/models/other", "num_layers": 8})
+    assert planner.model_shape(unknown) == planner.ModelShape(num_layers=8, hidden=None)
+
+
+def test_bytes_are_an_upper_bound() -> None:
+    payload = 10 * 100 * 4 * 7168 * 2
+    at_most = planner.bytes_expected(plan(), playbook())
+    assert at_most is not None
+    assert payload < at_most < payload * 1.01
+    in_float32 = plan(capture={"store_dtype": "float32", "boundaries": [1, 2]})
+    assert (planner.bytes_expected(in_float32, playbook()) or 0) >= payload
+    assert planner.bytes_expected(plan(data={"path": "d"}), playbook()) is None
+    assert planner.bytes_expected(plan(), playbook(model={"path": "/models/other"})) is None
+
+
+def test_intention_says_what_is_uploaded_run_written_and_deleted() -> None:
+    made = plan(output={"path": "/data/states/kimi", "stale": "clear"}, env={"HF_TOKEN": "hf_abc"})
+    document = describe(made, playbook(), payload_files=12, payload_bytes=3456)
+    assert json.loads(json.dumps(document)) == document
+    assert document["may_delete"] == ["/data/states/kimi"]
+    assert document["may_move"] == []
+    assert document["capture"]["boundaries"] == [2, 30, 58, 61]
+    assert document["environment"]["HF_TOKEN"] == "***"
+    assert document["environment"]["CTL_RUN_DIR"] == made["job"]["cwd"]
+    text = "\n".join(" ".join(row) for section in document["sections"] for row in section["rows"])
+    for fact in ("3,456 bytes", "remote_payload.extract.engine", "2, 30, 58, 61 of 61 layers", "at most"):
+        assert fact in text
+
+
+def test_intention_of_unknown_model_and_of_command() -> None:
+    unknown = describe(plan(), None)
+    assert unknown["capture"]["boundaries"] is None
+    assert unknown["capture"]["bytes_at_most"] is None
+    command = planner.make_command_plan(host(), ["echo", "a b"], name="echo", **GIVEN)
+    document = describe(command, None)
+    assert document["capture"] is None
+    assert document["may_delete"] == []
+    assert ["command", "echo 'a b'"] in next(s["rows"] for s in document["sections"] if s["title"] == "Steps")
+
+
+def test_supervisor_keeps_the_jobs_own_python_path() -> None:
+    made = planner.make_plan(host(env={"PYTHONPATH": "/my/lib"}), playbook(), **GIVEN)
+    assert supervisor_env(made)["PYTHONPATH"] == f"/srv/ctl/payload/{'ab' * 32}:/my/lib"
