@@ -34,7 +34,8 @@ class Process(Protocol):
 
         Chatter before the command (a banner, an echoing shell profile) and the trailer are not part of it.
         Raises TimeoutError after `timeout` seconds of silence (the process goes on; call again), ConnectionLost
-        if the connection broke.
+        if the connection broke, RemoteFailed (`shell-unusable`) if it is whole and the login shell never ran the
+        command.
         """
 
     def wait(self, *, timeout: float) -> int:

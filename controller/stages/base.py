@@ -1,0 +1,94 @@
+"""What every stage gets, and the one way to call the payload on the host."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from controller.core.errors import CtlError, RemoteFailed
+from controller.transport.base import Transport
+from remote_payload.host.protocol import HostRecord, Layout, pack_frame
+
+HOST_ERROR = 70
+"""Exit code of a payload verb that reports its error as JSON (EX_SOFTWARE of sysexits.h)."""
+
+CALL_TIMEOUT_S = 60.0
+"""For one answer of the payload; everything slow on the host has a shorter deadline of its own."""
+
+
+class Emit(Protocol):
+    """Writes one event of the controller: `emit("stage", name="push", status="started")`."""
+
+    def __call__(self, event_type: str, /, **fields: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """One host, one connection, one run."""
+
+    transport: Transport
+    host: HostRecord
+    payload: str  # hash; the payload that is called
+    emit: Emit
+    cancel: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.host["workdir"])
+
+    def argv(self, verb: str) -> Sequence[str]:
+        """Return the remote argv for a payload verb: isolated, without byte code written beside the payload."""
+        main = posixpath.join(self.layout.payload(self.payload), "remote_payload", "host", "main.py")
+        return (self.host["bootstrap_python"], "-I", "-B", main, verb)
+
+    def call(
+        self, verb: str, request: dict[str, Any], *, body: bytes = b"", timeout: float = CALL_TIMEOUT_S
+    ) -> bytes:
+        """Send one request to a payload verb and return its stdout.
+
+        Raises RemoteFailed with the host's own explanation, ConnectionLost, ConnectionFailed.
+        """
+        done = self.transport.run(self.argv(verb), stdin=pack_frame(request, body), timeout=timeout)
+        if done.code == 0:
+            return done.stdout
+        raise host_error(verb, done.code, done.stdout, done.stderr)
+
+    def call_json(
+        self, verb: str, request: dict[str, Any], *, body: bytes = b"", timeout: float = CALL_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Like `call`, for verbs that answer with one JSON object."""
+        output = self.call(verb, request, body=body, timeout=timeout)
+        try:
+            answer = json.loads(output)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise RemoteFailed(
+                f"the host's answer to `{verb}` is not JSON",
+                why=output[-400:].decode(errors="replace"),
+                fix="report this with the output of `ctl preflight`",
+            )
+        return answer
+
+
+def host_error(verb: str, code: int, stdout: bytes, stderr: bytes) -> CtlError:
+    """Turn a payload verb's failure into the error that it describes itself."""
+    if code == HOST_ERROR:
+        try:
+            error = json.loads(stdout)["error"]
+            return RemoteFailed(error["what"], why=error["why"], fix=error["fix"], code=error["code"])
+        except (ValueError, KeyError, TypeError):
+            pass  # not our JSON after all: the raw output below says more than a guess
+    tail = (stderr or stdout)[-2000:].decode(errors="replace").strip()
+    return RemoteFailed(
+        f"`{verb}` failed on the host with exit code {code}",
+        why=tail,
+        fix="check `bootstrap_python` in hosts.toml: it must be Python 3.9 or newer",
+    )
+
+
+Sink = Callable[[Any], None]
