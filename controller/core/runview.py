@@ -1,0 +1,192 @@
+"""The state of a run as values: what a dashboard, a plain line or a notebook shows. Made by `state.reduce`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from controller.core.tracebacks import Failure, FoldedFailure, fold
+
+
+class Status(StrEnum):
+    STARTED = "started"
+    DONE = "done"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+class Contact(StrEnum):
+    """Whether the host can be reached; says nothing about the run."""
+
+    CONNECTED = "connected"
+    RECONNECTING = "reconnecting"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageView:
+    """A stage of the controller, a step of the supervisor or a phase of the driver.
+
+    `started` is by its writer's clock; `seconds` is known once it is over.
+    """
+
+    name: str
+    status: Status
+    text: str = ""
+    started: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingView:
+    """A finding of preflight: `level` is ok, warn or fail."""
+
+    level: str
+    code: str
+    what: str
+    why: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuView:
+    """One GPU at one time: percent, bytes, watts, degrees Celsius. None is a value that the device did not give."""
+
+    index: int
+    util: float | None
+    memory_used: float | None
+    memory_total: float | None
+    power_w: float | None
+    temperature_c: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleView:
+    """The host at one time; `gpus` is empty on a host without any. Memory in bytes."""
+
+    t: float
+    gpus: tuple[GpuView, ...]
+    cpu_percent: float | None
+    memory_used: float | None
+    memory_total: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressView:
+    """Samples done of `total` (None until it is known), and what they came to."""
+
+    t: float
+    done: int
+    total: int | None
+    tokens: int
+    bytes: int
+    skipped: int
+    failed: int
+
+    @property
+    def fraction(self) -> float | None:
+        """Between 0 and 1; None without a total."""
+        return min(1.0, self.done / self.total) if self.total else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeView:
+    level: str
+    code: str
+    text: str
+    writer: str
+    t: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndView:
+    """How the run ended, in the words of the supervisor; `gpus_clean` is True, False or "unknown"."""
+
+    end_reason: str
+    exit_code: int | None
+    signal: int | None
+    message: str
+    gpus_clean: bool | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """All that a screen needs to know of one run on one host."""
+
+    run: str = ""
+    host: str = ""
+    playbook: str = ""
+    state: str = ""  # a RunState, "" until the supervisor spoke
+    state_text: str = ""
+    step: str = ""
+    stages: tuple[StageView, ...] = ()
+    steps: tuple[StageView, ...] = ()
+    phases: tuple[StageView, ...] = ()
+    findings: tuple[FindingView, ...] = ()
+    samples: tuple[SampleView, ...] = ()
+    first_progress: ProgressView | None = None
+    recent_progress: tuple[ProgressView, ...] = ()  # the last is the present one
+    failures: tuple[Failure, ...] = ()
+    notices: tuple[NoticeView, ...] = ()
+    contact: Contact = Contact.CONNECTED
+    contact_text: str = ""
+    contact_since: float | None = None
+    end: EndView | None = None
+    started: float | None = None
+    ended: float | None = None
+    host_time: float | None = None  # the latest `t` of a writer on the host
+    seen: Mapping[str, int] = field(default_factory=dict)  # writer -> last seq taken
+
+    @property
+    def progress(self) -> ProgressView | None:
+        return self.recent_progress[-1] if self.recent_progress else None
+
+    @property
+    def phase(self) -> StageView | None:
+        """The driver's phase at work, else its last."""
+        return current(self.phases)
+
+    @property
+    def exceptions(self) -> tuple[FoldedFailure, ...]:
+        """First failing rank first, equal ones folded."""
+        return fold(self.failures)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Over the last RATE_WINDOW_S seconds of progress (see `state`); None before there are two reports."""
+        return _rate(self.recent_progress, lambda each: each.tokens)
+
+    @property
+    def tokens_per_s_overall(self) -> float | None:
+        """Since the first report of progress."""
+        if self.first_progress is None or self.progress is None:
+            return None
+        return _rate((self.first_progress, self.progress), lambda each: each.tokens)
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds to the last sample at the momentary rate; None without a total or without movement."""
+        progress = self.progress
+        rate = _rate(self.recent_progress, lambda each: each.done)
+        if progress is None or progress.total is None or not rate:
+            return None
+        return max(0.0, progress.total - progress.done) / rate
+
+    def elapsed_s(self, now: float) -> float:
+        """Seconds since the first event, up to the end if there is one."""
+        if self.started is None:
+            return 0.0
+        return max(0.0, (self.ended if self.ended is not None else now) - self.started)
+
+
+def current(stages: Sequence[StageView]) -> StageView | None:
+    """Return the last stage that is at work, else the last one."""
+    working = [stage for stage in stages if stage.status is Status.STARTED] or list(stages)
+    return working[-1] if working else None
+
+
+def _rate(reports: Sequence[ProgressView], value: Callable[[ProgressView], int]) -> float | None:
+    if len(reports) < 2 or reports[-1].t <= reports[0].t:
+        return None
+    return max(0.0, (value(reports[-1]) - value(reports[0])) / (reports[-1].t - reports[0].t))

@@ -1,0 +1,107 @@
+"""Errors as a person reads them: what happened, why, what to do; a worker's traceback always whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from controller.core.errors import CtlError
+from controller.core.tracebacks import Failure, FoldedFailure, fold
+from controller.ui.clean import Encodable, clean, clean_block
+from controller.ui.glyphs import glyphs_for
+
+
+def print_error(error: CtlError, console: Console | None = None) -> None:
+    """Print what, why, then the hint and the stable code. Nothing is wrapped, so that commands can be copied."""
+    target = _target(console)
+    _write(target, _head(error.what, target))
+    if error.why:
+        _write(target, _indented(error.why))
+    if error.fix:
+        _write(target, Text(""))
+        _write(target, Text.assemble(("  hint: ", "bold cyan"), _continued(error.fix)))
+    _write(target, Text(f"  code: {clean(error.code)}", style="dim"))
+
+
+def print_failures(
+    failures: Sequence[FoldedFailure], log: Path | str | None = None, console: Console | None = None
+) -> None:
+    """Print failures, nearest the cause first. The nearest ones whole; of those that only repeat them the last line.
+
+    `log` is where the raw output lies.
+    """
+    target = _target(console)
+    nearest = min((each.first.distance for each in failures), default=0)
+    for failure in failures:
+        first = failure.first
+        where = f" at {clean(first.where)}" if first.where else ""
+        if first.distance > nearest:
+            line = Text.assemble(("  then ", "dim"), (clean(first.label), "bold"), ": ", clean(first.summary))
+            _write(target, line)
+            continue
+        _write(target, _head(f"{first.label}: {first.summary}", target))
+        _write(target, _indented(first.traceback.rstrip() or f"no traceback was recorded{where}"))
+        if failure.same_text:
+            _write(target, Text(f"  {clean(failure.same_text)}", style="bold"))
+        for other in failure.different_messages:
+            _write(target, Text.assemble(("    there, ", "dim"), f"{clean(other.label)}: {clean(other.message)}"))
+    if failures and log is not None:
+        _write(target, Text.assemble(("  raw log: ", "dim"), clean(log)))
+
+
+def print_problems(
+    problems: Sequence[Mapping[str, Any]], log: Path | str | None = None, console: Console | None = None
+) -> None:
+    """Print the `problems` of a summary: exceptions as `print_failures`, then the others as errors."""
+    target = _target(console)
+    failures = [failure for problem in problems if problem.get("traceback") for failure in _failures(problem)]
+    print_failures(fold(failures), log, target)
+    for problem in problems:
+        if not problem.get("traceback"):
+            error = CtlError(
+                str(problem.get("what", "")),
+                why=str(problem.get("why") or ""),
+                fix=str(problem.get("fix") or ""),
+                code=str(problem.get("code") or "problem"),
+            )
+            print_error(error, target)
+
+
+def _failures(problem: Mapping[str, Any]) -> list[Failure]:
+    """Return one failure for each rank that a problem names; None is the driver."""
+    exc_type, _, message = str(problem.get("what", "")).partition(": ")
+    return [
+        Failure(
+            source="driver" if rank is None else f"rank-{rank}",
+            rank=rank,
+            exc_type=exc_type,
+            message=message,
+            traceback=str(problem["traceback"]),
+        )
+        for rank in problem.get("ranks") or [problem.get("rank")]
+    ]
+
+
+def _target(console: Console | None) -> Console:
+    return console or Console(stderr=True, highlight=False)
+
+
+def _head(what: str, console: Console) -> Text:
+    return Text.assemble((glyphs_for(console.encoding).fail, "bold red"), " ", (clean(what), "bold"))
+
+
+def _indented(value: str) -> Text:
+    return Text("\n".join(f"  {line}" for line in clean_block(value).splitlines()))
+
+
+def _continued(value: str) -> Text:
+    """Further lines of a hint stand under its first."""
+    return Text(clean_block(value).replace("\n", "\n        "))
+
+
+def _write(console: Console, line: Text) -> None:
+    console.print(Encodable(line), soft_wrap=True)

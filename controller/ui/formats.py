@@ -1,0 +1,135 @@
+"""Numbers and words as people read them."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from controller.core.runview import EndView, RunView
+
+UNKNOWN = "-"
+"""Shown where a value is not known: one missing sensor never breaks a row."""
+
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
+
+_STATES = {
+    "": "preparing",
+    "orphaned": "running, but its supervisor died",
+    "stopping": "stopping",
+    "lost": "lost: neither job nor supervisor lives",
+}
+
+_END_REASONS = {
+    "succeeded": "succeeded",
+    "job-failed": "failed",
+    "job-signaled": "killed by a signal",
+    "verify-failed": "ended, but its output is not what was promised",
+    "limit-exceeded": "stopped: a time limit was exceeded",
+    "stopped": "stopped on request",
+    "cancelled": "cancelled before it was launched",
+    "lease-busy": "refused: another run holds the GPUs",
+    "lease-dirty": "refused: the GPUs are not proved free",
+    "recheck-failed": "refused: the GPUs were no longer free",
+    "clear-changed": "refused: the output folder has changed since it was shown",
+    "clear-failed": "refused: the output folder could not be cleared",
+    "supervisor-failed": "failed: an error in the supervisor",
+}
+
+
+def bytes_text(count: float | None) -> str:
+    """Return a size in bytes, KiB, MiB, ... with three digits that matter: `512 B`, `1.50 KiB`, `71.2 GiB`."""
+    if count is None:
+        return UNKNOWN
+    if count < 1024:
+        return f"{count:.0f} B"
+    value = float(count)
+    for unit in _UNITS:
+        value /= 1024
+        if value < 999.5 or unit == _UNITS[-1]:
+            return f"{value:.{_decimals(value)}f} {unit}"
+    raise AssertionError("the last unit always returns")
+
+
+def memory_text(used: float | None, total: float | None) -> str:
+    """Return used and total in GiB: `71.2/95.0 GiB`."""
+    if used is None and total is None:
+        return UNKNOWN
+    used_text = UNKNOWN if used is None else f"{used / 2**30:.1f}"
+    return f"{used_text} GiB" if total is None else f"{used_text}/{total / 2**30:.1f} GiB"
+
+
+def duration_text(seconds: float | None, *, running: bool = False) -> str:
+    """Return `0.4 s`, `48 s`, `3 min 05 s`, `2 h 07 min`, `3 d 04 h`; whole seconds for one that still grows."""
+    if seconds is None:
+        return UNKNOWN
+    if running:
+        seconds = math.floor(max(0.0, seconds))
+        if seconds < 60:
+            return f"{seconds} s"
+    elif seconds < 9.95:
+        return f"{max(0.0, seconds):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes:02d} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours:02d} h"
+
+
+def count_text(count: float | None) -> str:
+    """Return a whole number with thousands separators."""
+    return UNKNOWN if count is None else f"{count:,.0f}"
+
+
+def number_text(value: float | None, unit: str = "") -> str:
+    """Return a measurement without decimals and its unit: `412 W`."""
+    return UNKNOWN if value is None else f"{value:.0f}{unit and ' ' + unit}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return `1 sample`, `2 samples`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def clock_text(t: float) -> str:
+    """Return the local time of day of seconds since the epoch."""
+    return time.strftime("%H:%M:%S", time.localtime(t))
+
+
+def state_text(view: RunView) -> str:
+    """Return where a run stands, in words: its end if it has ended, else its state."""
+    if view.end is not None:
+        return end_text(view.end.end_reason)
+    return state_word(view.state)
+
+
+def state_word(state: str) -> str:
+    """Return a RunState in words."""
+    return _STATES.get(state, state)
+
+
+def end_text(end_reason: str) -> str:
+    """Return an EndReason in words."""
+    return _END_REASONS.get(end_reason, end_reason)
+
+
+def gpus_clean_text(end: EndView) -> str:
+    """Return whether the GPUs were left as they were found."""
+    return clean_text(end.gpus_clean)
+
+
+def clean_text(gpus_clean: bool | str | None) -> str:
+    """Return the words for `gpus_clean` of a result or summary."""
+    words = {True: "GPUs free again", False: "GPUs are still in use"}
+    return words.get(gpus_clean, "not known whether the GPUs are free")  # type: ignore[arg-type]
+
+
+def _decimals(value: float) -> int:
+    if value >= 99.95:
+        return 0
+    return 1 if value >= 9.995 else 2

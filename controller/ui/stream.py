@@ -1,0 +1,276 @@
+"""Views without a dashboard: one line a change for people and CI logs, JSON lines for programs, or nothing.
+
+Everything goes to stderr. Nothing here draws: no colour, no cursor movement, and no import of rich.live.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from controller.core.errors import UsageError
+from controller.core.events import Event
+from controller.core.logs import LogLine
+from controller.core.runview import Contact, RunView, StageView, Status
+from controller.core.tracebacks import Failure
+from controller.ui.clean import clean, clean_block
+from controller.ui.formats import (
+    bytes_text,
+    clock_text,
+    count_text,
+    duration_text,
+    end_text,
+    gpus_clean_text,
+    state_word,
+)
+
+HEARTBEAT_S = 30.0
+"""A CI log without a line for longer looks dead, and some CI systems then end the job."""
+
+PROGRESS_STEP = 0.1
+"""A line for each tenth of the samples, besides the heartbeat."""
+
+PROGRESS_MODES = ("auto", "plain", "json", "none")
+
+
+class View(Protocol):
+    """A way to show a run. `update` and `log` may be called from any thread, as often as things happen."""
+
+    def event(self, event: Event) -> None:
+        """Take an event, before the state that it leads to."""
+
+    def update(self, view: RunView) -> None:
+        """Take the new state."""
+
+    def log(self, lines: Sequence[LogLine]) -> None:
+        """Take new lines of the job's output."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Keep off the terminal while a question is asked."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def choose_view(stderr: TextIO, environ: Mapping[str, str], progress: str = "auto") -> View:
+    """Return the view for `progress`: auto, plain, json or none.
+
+    auto is the dashboard only where stderr is a terminal that can move its cursor and nobody claims to be CI; stdout
+    does not matter, so that `ctl ... | tee` stays alive. Raises UsageError for another word.
+    """
+    if progress == "json":
+        return JsonView(stderr)
+    if progress == "none":
+        return SilentView()
+    if progress not in PROGRESS_MODES:
+        raise UsageError(f"unknown progress {progress!r}", fix=f"use one of {', '.join(PROGRESS_MODES)}")
+    if (
+        progress == "auto"
+        and stderr.isatty()
+        and environ.get("TERM", "") not in ("", "dumb")
+        and not environ.get("CI")
+    ):
+        from controller.ui.live import LiveView  # heavy, and only wanted on a terminal
+
+        return LiveView()
+    return PlainView(stderr)
+
+
+class SilentView:
+    """Shows nothing; errors still speak at the end."""
+
+    def event(self, event: Event) -> None: ...
+
+    def update(self, view: RunView) -> None: ...
+
+    def log(self, lines: Sequence[LogLine]) -> None: ...
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        yield
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class JsonView(SilentView):
+    """Every event as one JSON line, exactly as it is recorded."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def event(self, event: Event) -> None:
+        self._stream.write(event.to_json() + "\n")
+        self._stream.flush()
+
+
+class PlainView(SilentView):
+    """One line a change, and a heartbeat; log lines stay in the run folder."""
+
+    def __init__(
+        self, stream: TextIO, *, clock: Callable[[], float] = time.time, heartbeat_s: float = HEARTBEAT_S
+    ) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._heartbeat_s = heartbeat_s
+        self._lock = threading.Lock()
+        self._view = RunView()
+        self._last_print = clock()
+        self._last_output = clock()
+        self._printed_tenth = 0
+        self._paused = False
+        self._closed = threading.Event()
+        self._beat = threading.Thread(target=self._beat_on, name="ctl-heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._beat.start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._beat.join(timeout=5)
+
+    def update(self, view: RunView) -> None:
+        with self._lock:
+            before, self._view = self._view, view
+            self._print(_changes(before, view))
+            self._print_tenth(view)
+
+    def log(self, lines: Sequence[LogLine]) -> None:
+        if lines:
+            self._last_output = self._clock()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def heartbeat(self) -> None:
+        """Say where the run stands, if nothing was said for long."""
+        with self._lock:
+            now = self._clock()
+            if self._paused:
+                return
+            if self._view.end is None and now - self._last_print >= self._heartbeat_s:
+                self._print([_heartbeat(self._view, now, now - self._last_output)])
+
+    def _beat_on(self) -> None:
+        while not self._closed.wait(min(1.0, self._heartbeat_s)):
+            self.heartbeat()
+
+    def _print_tenth(self, view: RunView) -> None:
+        progress = view.progress
+        if progress is None or progress.fraction is None:
+            return
+        tenth = int(progress.fraction / PROGRESS_STEP + 1e-9)
+        if tenth > self._printed_tenth:
+            self._printed_tenth = tenth
+            self._print([progress_line(view)])
+
+    def _print(self, lines: Sequence[str]) -> None:
+        if not lines:
+            return
+        self._last_print = self._clock()
+        stamp = clock_text(self._last_print)
+        self._stream.write("".join(f"{stamp}  {line}\n" for line in lines))
+        self._stream.flush()
+
+
+def progress_line(view: RunView) -> str:
+    """Return the progress of a run in one line."""
+    progress = view.progress
+    if progress is None:
+        return "no samples yet"
+    parts = [f"{count_text(progress.done)} of {count_text(progress.total)} samples"]
+    if progress.fraction is not None:
+        parts[0] += f" ({progress.fraction * 100:.0f} %)"
+    if view.tokens_per_s is not None:
+        parts.append(f"{count_text(view.tokens_per_s)} tokens/s")
+    parts.append(bytes_text(progress.bytes))
+    parts += [
+        f"{count_text(n)} {word}" for n, word in ((progress.skipped, "skipped"), (progress.failed, "failed")) if n
+    ]
+    if view.eta_s:
+        parts.append(f"{duration_text(view.eta_s)} left")
+    return ", ".join(parts)
+
+
+def _changes(before: RunView, view: RunView) -> list[str]:
+    lines: list[str] = []
+    for label, old, new in (
+        ("", before.stages, view.stages),
+        ("host: ", before.steps, view.steps),
+        ("job: ", before.phases, view.phases),
+    ):
+        lines += [f"{label}{_stage(stage)}" for stage in _changed(old, new)]
+    for finding in view.findings[len(before.findings) :]:
+        if finding.level != "ok":
+            why = f": {clean(finding.why)}" if finding.why else ""
+            fix = f" (fix: {clean(finding.fix)})" if finding.fix else ""
+            lines.append(f"{clean(finding.level).upper()}  {clean(finding.what)}{why}{fix}")
+    fresh = [notice for notice in view.notices if notice not in before.notices]
+    lines += [f"{clean(notice.level).upper()}  {clean(notice.writer)}: {clean(notice.text)}" for notice in fresh]
+    if view.contact is not before.contact:
+        back = "connected again" if view.contact is Contact.CONNECTED else f"contact {view.contact.value}"
+        lines.append(back + (f": {clean(view.contact_text)}" if view.contact_text else ""))
+    if view.state != before.state and view.state:
+        lines.append(f"run {clean(view.run)} is {clean(state_word(view.state))}")
+    for failure in view.failures[len(before.failures) :]:
+        lines += _failure(failure, view.failures)
+    if view.end is not None and before.end is None:
+        if view.progress is not None:
+            lines.append(progress_line(view))
+        message = f": {clean(view.end.message)}" if view.end.message else ""
+        lines.append(
+            f"run {clean(view.run)} {clean(end_text(view.end.end_reason))}{message}; {gpus_clean_text(view.end)}"
+        )
+    return lines
+
+
+def _changed(old: Sequence[StageView], new: Sequence[StageView]) -> list[StageView]:
+    return [stage for index, stage in enumerate(new) if index >= len(old) or stage != old[index]]
+
+
+def _stage(stage: StageView) -> str:
+    seconds = "" if stage.seconds is None or stage.status is Status.STARTED else f" in {duration_text(stage.seconds)}"
+    text = f": {clean(stage.text)}" if stage.text else ""
+    return f"{clean(stage.name)} {stage.status.value}{seconds}{text}"
+
+
+def _failure(failure: Failure, known: Sequence[Failure]) -> list[str]:
+    """A traceback whole the first time; a word for each process that reports the same."""
+    earlier = known[: known.index(failure)]
+    head = f"EXCEPTION  {clean(failure.label)}: {clean(failure.summary)}"
+    first = next((each for each in earlier if each.cause == failure.cause), None)
+    if first is not None:
+        return [f"{head} (same place as {clean(first.label)})"]
+    return [head, *(f"  {line}" for line in clean_block(failure.traceback).splitlines())]
+
+
+def _heartbeat(view: RunView, now: float, quiet_s: float) -> str:
+    at_work = view.phase or (view.stages[-1] if view.stages else None)
+    parts = [f"still {clean(at_work.name)}" if at_work else "still preparing"]
+    parts[0] += f" after {duration_text(view.elapsed_s(now), running=True)}"
+    if view.progress is not None:
+        parts.append(progress_line(view))
+    if view.contact is not Contact.CONNECTED:
+        parts.append(f"contact {view.contact.value}")
+    elif quiet_s >= HEARTBEAT_S:
+        parts.append(f"no output for {duration_text(quiet_s, running=True)}")
+    return "; ".join(parts)

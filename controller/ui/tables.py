@@ -1,0 +1,309 @@
+"""Answers that are read once: findings, intentions, lists. Data goes in as it is recorded, text comes out cleaned."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from controller.ui.clean import Encodable, clean, text
+from controller.ui.formats import (
+    UNKNOWN,
+    bytes_text,
+    clean_text,
+    count_text,
+    duration_text,
+    end_text,
+    plural,
+    state_word,
+)
+from controller.ui.glyphs import Glyphs, glyphs_for
+
+EXAMPLES = 10
+"""Entries named in a clear list; the digest that is confirmed covers all of them."""
+
+_FATES = {
+    "clear": "will be deleted",
+    "quarantine": "will be moved aside",
+    "fail": "is in the way",
+    "resume": "is kept, what is missing is added",
+}
+
+
+class FindingLike(Protocol):
+    """What a check found; `level` is ok, warn or fail."""
+
+    @property
+    def level(self) -> str: ...
+
+    @property
+    def what(self) -> str: ...
+
+    @property
+    def why(self) -> str: ...
+
+    @property
+    def fix(self) -> str: ...
+
+
+def print_findings(console: Console, host: str, findings: Sequence[FindingLike]) -> None:
+    """Print each finding with its sign; reason and fix only where something is not right."""
+    glyphs = glyphs_for(console.encoding)
+    _print(console, Text.assemble(("host ", "dim"), (clean(host), "bold")))
+    for finding in findings:
+        sign, style = _sign(finding.level, glyphs)
+        _print(
+            console, _hanging(Text(sign, style=style), text(finding.what, "" if finding.level == "ok" else "bold"))
+        )
+        if finding.level != "ok":
+            if finding.why:
+                _print(console, Padding(text(finding.why), (0, 0, 0, 4)))
+            if finding.fix:
+                _print_copyable(console, Text.assemble(("    fix: ", "cyan"), clean(finding.fix)))
+    counts = {level: sum(finding.level == level for finding in findings) for level in ("ok", "warn", "fail")}
+    verdict = [f"{counts['ok']} ok", plural(counts["warn"], "warning"), plural(counts["fail"], "failure")]
+    _print(console, Text("  " + ", ".join(verdict), style="bold red" if counts["fail"] else "dim"))
+
+
+def print_intention(console: Console, described: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    """Print what a plan will do: the `sections` of its description, each with a title and (label, value) rows."""
+    sections = described.get("sections", ()) if isinstance(described, Mapping) else described
+    widest = max((len(clean(row[0])) for section in sections for row in section["rows"]), default=0)
+    for number, section in enumerate(sections):
+        if number:
+            _print(console, Text(""))
+        _print(console, text(section["title"], "bold"))
+        grid = _grid(min(widest, 28))
+        for label, value in section["rows"]:
+            values = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
+            grid.add_row("", text(label, "dim"), Group(*(text(each) for each in values or [UNKNOWN])))
+        _print(console, grid)
+
+
+def print_clear_list(
+    console: Console, outputs: Sequence[Mapping[str, Any]], listings: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Print what would be deleted or moved. `listings` (by path, as the probe reports them) adds the first names."""
+    for output in outputs:
+        fate = _FATES.get(str(output.get("stale")), str(output.get("stale")))
+        entries, size = int(output.get("entries") or 0), bytes_text(output.get("bytes"))
+        style = "bold yellow" if output.get("stale") == "clear" else "bold"
+        noun = f"{entries:,} {'entry' if entries == 1 else 'entries'}"
+        _print_copyable(console, text(output["path"], "bold"))
+        _print(console, Text.assemble("  ", (f"{noun}, {size}: {clean(fate)}", style)))
+        if output.get("adopt"):
+            _print(console, Text("  no marker says that these files are ours; --adopt allows it", style="yellow"))
+        examples = list((listings or {}).get(str(output["path"]), {}).get("examples", ()))
+        for example in examples[:EXAMPLES]:
+            grid = _grid(12)
+            grid.add_row(
+                "", Text(bytes_text(example.get("size")), style="dim", justify="right"), text(example["path"])
+            )
+            _print(console, grid)
+        if examples and entries > len(examples[:EXAMPLES]):
+            _print(console, Text(f"  {'':12}  and {entries - len(examples[:EXAMPLES]):,} more", style="dim"))
+
+
+def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
+    """Print a run's summary.json: how it ended, what was written, the proof for each state, where the time went."""
+    glyphs = glyphs_for(console.encoding)
+    succeeded = summary.get("end_reason") == "succeeded"
+    sign, style = _sign("ok" if succeeded else "fail", glyphs)
+    hosts = ", ".join(clean(host) for host in summary.get("hosts") or ())
+    _print(
+        console,
+        Text.assemble(
+            (sign, style),
+            " run ",
+            (clean(summary.get("run_id", UNKNOWN)), "bold"),
+            f" on {hosts}: " if hosts else ": ",
+            (clean(end_text(str(summary.get("end_reason", UNKNOWN)))), style),
+        ),
+    )
+    grid = _grid(10)
+    for label, value in _summary_rows(summary):
+        grid.add_row("", Text(label, style="dim"), value)
+    _print(console, grid)
+    if summary.get("states"):
+        _print(console, Padding(_states(summary["states"]), (1, 0, 1, 2)))
+
+
+def print_stop(console: Console, record: Mapping[str, Any]) -> None:
+    """Print what `ctl stop` did, and what is left."""
+    glyphs = glyphs_for(console.encoding)
+    leftovers = list(record.get("leftovers") or ())
+    clean_end = record.get("gpus_clean") is True and not leftovers
+    sign, style = _sign("ok" if clean_end else "warn", glyphs)
+    words = end_text(str(record["end_reason"])) if record.get("end_reason") else state_word(str(record.get("state")))
+    _print(console, Text.assemble((sign, style), " run ", (clean(record.get("run_id")), "bold"), f": {clean(words)}"))
+    parts = [clean(record.get("message") or ""), clean_text(record.get("gpus_clean"))]
+    if record.get("killed"):
+        parts.append(f"killed by force: {len(record['killed'])}")
+    _print(console, Text("  " + "; ".join(part for part in parts if part)))
+    for leftover in leftovers:
+        _print(console, Text.assemble(("  left: ", "yellow"), clean(_inline(leftover))))
+
+
+def print_ps(console: Console, host: str, listed: Mapping[str, Any], *, now: float | None = None) -> None:
+    """Print the runs of a host, newest first, and who holds its GPUs. `now` is seconds since the epoch."""
+    runs = sorted(listed.get("runs") or (), key=lambda run: str(run.get("run_id")), reverse=True)
+    if not runs:
+        _print(console, Text.assemble("no runs on ", (clean(host), "bold")))
+    else:
+        table = _table("RUN", "NAME", "USER", "STATE", "STEP", "AGE")
+        present = time.time() if now is None else now
+        for run in runs:
+            table.add_row(
+                text(run.get("run_id"), "bold"),
+                text(run.get("name") or UNKNOWN),
+                text(run.get("user") or UNKNOWN),
+                _run_state(run),
+                text(run.get("step") or UNKNOWN),
+                Text(_age(run, present), justify="right"),
+            )
+        _print(console, table)
+    for lease in listed.get("leases") or ():
+        _print(console, Text.assemble(("lease ", "dim"), clean(_inline(lease))))
+
+
+def print_hosts(console: Console, hosts: Sequence[Mapping[str, Any]]) -> None:
+    """Print the configured hosts as host records."""
+    if not hosts:
+        _print(console, Text("no hosts: add one to hosts.toml"))
+        return
+    table = _table("HOST", "ADDRESS", "GPUS", "PYTHON", "WORKDIR")
+    for host in hosts:
+        address = f"{host['user']}@{host['address']}" if host.get("user") else str(host.get("address", UNKNOWN))
+        address += f":{host['port']}" if host.get("port") not in (None, 0, 22) else ""
+        gpus = str(host.get("gpus") or "none")
+        table.add_row(
+            text(host.get("name"), "bold"),
+            text(address),
+            text(gpus),
+            text(host.get("python")),
+            text(host.get("workdir")),
+        )
+    _print(console, table)
+
+
+def print_config(console: Console, document: Mapping[str, Any]) -> None:
+    """Print the files that were looked for, and each configured value with its origin."""
+    for file in document["files"]:
+        found = "" if file["found"] else "  (not there)"
+        _print(console, Text.assemble((f"{file['layer']:<8}", "dim"), text(file["path"]), (found, "dim")))
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name, value in document["values"].items():
+        grid.add_row(text(name, "bold"), text(_inline(value["value"])), text(value["origin"], "dim"))
+    _print(console, grid)
+
+
+def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
+    samples = summary.get("samples")
+    if isinstance(samples, Mapping):
+        line = Text(f"{count_text(samples.get('written'))} of {count_text(samples.get('expected'))} written")
+        for name in ("skipped", "failed", "missing"):
+            count = samples.get(name) or 0
+            count = len(count) if isinstance(count, list | tuple) else count
+            if count:
+                line.append(f", {count_text(count)} {name}", style="yellow" if name == "skipped" else "bold red")
+        yield "samples", line
+    if summary.get("tokens") is not None:
+        rates = [f"{count_text(summary['tokens'])} tokens, {bytes_text(summary.get('bytes'))}"]
+        if summary.get("tokens_per_s") is not None:
+            rates.append(
+                f"{count_text(summary['tokens_per_s'])} tokens/s, {bytes_text(summary.get('bytes_per_s'))}/s"
+            )
+        yield "amount", Text("; ".join(rates))
+    shape = summary.get("shape")
+    if isinstance(shape, Mapping):
+        form = f"tokens x {shape.get('states')} x {shape.get('hidden')}, {clean(shape.get('dtype'))}"
+        yield "shape", Text(form + (f", {clean(summary['format'])}" if summary.get("format") else ""))
+    if summary.get("model"):
+        layers = f" ({summary['num_layers']} layers)" if summary.get("num_layers") else ""
+        yield "model", Text(clean(summary["model"]) + layers)
+    timings = {name.removesuffix("_s"): value for name, value in (summary.get("timings") or {}).items()}
+    if timings:
+        yield "time", Text(", ".join(f"{clean(name)} {duration_text(value)}" for name, value in timings.items()))
+    yield "after", Text(clean_text(summary.get("gpus_clean")))
+
+
+def _states(states: Sequence[Mapping[str, Any]]) -> RenderableType:
+    table = _table("BOUNDARY", "MEAN NORM", "MAX NORM", "NAN", "INF", "ZERO ROWS", right=True)
+    for state in states:
+        bad = [int(state.get(name) or 0) for name in ("nan", "inf", "zero_rows")]
+        norms = [UNKNOWN if state.get(name) is None else f"{state[name]:.4g}" for name in ("norm_mean", "norm_max")]
+        table.add_row(
+            text(state.get("boundary"), "bold"),
+            *(text(norm) for norm in norms),
+            *(Text(count_text(count), style="bold red" if count else "dim") for count in bad),
+        )
+    return table
+
+
+def _run_state(run: Mapping[str, Any]) -> Text:
+    state, reason = str(run.get("state")), run.get("end_reason")
+    if reason:
+        return text(end_text(str(reason)), "green" if reason == "succeeded" else "red")
+    return text(state_word(state), "cyan" if state == "running" else "yellow")
+
+
+def _age(run: Mapping[str, Any], now: float) -> str:
+    try:
+        return duration_text(now - datetime.fromisoformat(str(run["started"])).timestamp(), running=True)
+    except (KeyError, ValueError):
+        return UNKNOWN
+
+
+def _inline(value: object) -> str:
+    """Return a record on one line: `path /dev/shm/x, reason busy`."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_inline(each)}" for key, each in value.items() if each not in (None, "", [], {}))
+    if isinstance(value, list | tuple):
+        return " ".join(_inline(each) for each in value)
+    return str(value)
+
+
+def _sign(level: str, glyphs: Glyphs) -> tuple[str, str]:
+    signs = {"ok": (glyphs.ok, "green"), "warn": (glyphs.warn, "bold yellow"), "fail": (glyphs.fail, "bold red")}
+    return signs.get(level, (glyphs.dot, ""))
+
+
+def _hanging(sign: Text, content: Text) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=1)
+    grid.add_column(width=1, no_wrap=True)
+    grid.add_column()
+    grid.add_row("", sign, content)
+    return grid
+
+
+def _grid(label_width: int) -> Table:
+    """Two columns, indented; long values wrap under themselves."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(width=0)
+    grid.add_column(min_width=label_width or None, overflow="fold")
+    grid.add_column(overflow="fold")
+    return grid
+
+
+def _table(*columns: str, right: bool = False) -> Table:
+    """Columns without lines: what is copied from it can be pasted."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", justify="right" if right and number else "left")
+    return table
+
+
+def _print(console: Console, renderable: RenderableType) -> None:
+    console.print(Encodable(renderable))
+
+
+def _print_copyable(console: Console, line: Text) -> None:
+    """Commands and paths are not wrapped: a terminal wraps them itself and still copies them whole."""
+    console.print(Encodable(line), soft_wrap=True)

@@ -1,0 +1,35 @@
+"""stdout is data, stderr is talk: the two consoles, and the one way to ask a person."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+
+from rich.console import Console
+from rich.text import Text
+
+from controller.ui.clean import clean_block
+
+PIPE_WIDTH = 200
+"""Columns where stdout is no terminal: paths and argv should stay whole for grep."""
+
+
+@cache
+def out_console() -> Console:
+    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+@cache
+def err_console() -> Console:
+    return Console(file=sys.stderr, highlight=False)
+
+
+def ask_yes_no(question: str) -> bool:
+    """Ask on the terminal; False where there is none to ask on. Anything but y or yes is a no."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    err_console().print(Text(clean_block(question) + " [y/N] "), end="")
+    try:
+        return input().strip().lower() in ("y", "yes")
+    except EOFError:
+        return False

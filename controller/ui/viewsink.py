@@ -1,0 +1,43 @@
+"""Joins a run's events and raw log bytes into what a view shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from controller.core.events import Event
+from controller.core.logs import LogFolder, LogLine
+from controller.core.runview import RunView
+from controller.core.state import reduce
+
+
+class View(Protocol):
+    """A screen, plain lines or JSON lines."""
+
+    def update(self, view: RunView) -> None: ...
+
+    def log(self, lines: Sequence[LogLine]) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+
+class ViewSink:
+    """A `Sink` of a run that keeps a `RunView` up to date and hands it to a view."""
+
+    def __init__(self, view: View, *, run: str, host: str, title: str) -> None:
+        self._view = view
+        self._state = replace(RunView(), run=run, host=host, playbook=title)
+        self._folder = LogFolder()
+
+    def event(self, event: Event) -> None:
+        self._state = reduce(self._state, event)
+        self._view.event(event)
+        self._view.update(self._state)
+
+    def log(self, data: bytes) -> None:
+        lines = self._folder.feed(data)
+        if (partial := self._folder.partial) is not None:
+            lines.append(partial)  # a progress bar at work; a view replaces it when the line is complete
+        if lines:
+            self._view.log(lines)

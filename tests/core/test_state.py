@@ -1,0 +1,147 @@
+"""The reducer: the same events give the same view, whatever else arrives."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from support.recorded import START, Script, failing, healthy, sample, started, view_of
+
+from controller.core.events import Event, parse_event
+from controller.core.runview import Contact, Status
+from controller.core.state import HISTORY, RunView, reduce, replay
+from controller.core.tracebacks import range_text
+
+
+def test_a_healthy_run() -> None:
+    view = view_of(healthy().events)
+    assert (view.run, view.host, view.playbook) == ("20261129-184150-a1b2c3", "gpu-host-1", "eagle3-kimi-k2.5")
+    assert (view.state, view.step) == ("running", "extract")
+    assert [(stage.name, stage.status) for stage in view.stages] == [
+        ("connect", Status.DONE),
+        ("push", Status.DONE),
+        ("preflight", Status.DONE),
+        ("confirm", Status.DONE),
+        ("launch", Status.DONE),
+        ("watch", Status.STARTED),
+    ]
+    assert view.phase is not None
+    assert view.phase.name == "capture"
+    assert view.progress is not None
+    assert view.progress.fraction == pytest.approx(0.412)
+    assert view.tokens_per_s == pytest.approx(412 * 730 / 56)
+    assert view.tokens_per_s_overall == view.tokens_per_s
+    assert view.eta_s == pytest.approx(588 / (412 / 56))
+    assert len(view.samples[-1].gpus) == 8
+    assert view.elapsed_s(START + 700) == 700
+    assert view.end is None
+
+
+def test_a_failing_run_names_the_first_rank_and_folds_the_others() -> None:
+    view = view_of(failing().events)
+    first, echo = view.exceptions
+    assert first.first.rank == 3
+    assert first.ranks == tuple(range(8))
+    assert first.same_text == "same on ranks 0-2, 4-7"
+    assert echo.first.label == "driver"
+    assert view.end is not None
+    assert (view.end.end_reason, view.end.exit_code, view.end.gpus_clean) == ("job-failed", 1, True)
+    assert view.elapsed_s(START + 9999) == 94.0
+
+
+def test_the_order_in_which_writers_arrive_does_not_matter() -> None:
+    events = failing().events
+    by_writer = sorted(events, key=lambda event: event.writer)  # as an attach reads file after file
+    assert view_of(by_writer).exceptions == view_of(events).exceptions
+    shuffled = random.Random(7).sample(events, len(events))
+    assert replay(RunView(), shuffled) == replay(RunView(), events)
+
+
+def test_duplicates_change_nothing() -> None:
+    events = healthy().events
+    once = view_of(events)
+    assert view_of([*events, *events]) == once
+    assert view_of([each for event in events for each in (event, event)]) == once
+
+
+def test_unknown_events_and_fields_and_wrong_types_are_passed_over() -> None:
+    before = view_of(started().events)
+    add = Script()
+    add(500.0, "newer", "telepathy", thought=1)
+    add(501.0, "newer", "stage", name="push", status="levitating")
+    add(502.0, "newer", "contact", status="telepathic")
+    add(503.0, "newer", "progress", done="many", total=None, tokens=float("nan"), bytes=True)
+    add(504.0, "newer", "sample", gpus="all", cpu_percent="high")
+    add(505.0, "newer", "exception", rank="zero", exc_type=None, message=None, traceback=7)
+    view = before
+    for event in add.events:
+        view = reduce(view, event)
+    assert (view.stages, view.contact) == (before.stages, before.contact)
+    assert view.progress is not None
+    assert (view.progress.done, view.progress.tokens, view.progress.bytes) == (0, 0, 0)
+    assert view.samples[-1].gpus == ()
+    assert view.failures[-1].rank is None
+
+
+def test_contact_says_nothing_about_the_run() -> None:
+    add = started()
+    add(100.0, "controller", "contact", status="reconnecting", text="no sign of life")
+    add(101.0, "controller", "contact", status="reconnecting", text="refused")
+    view = view_of(add.events)
+    assert (view.state, view.contact, view.contact_text) == ("running", Contact.RECONNECTING, "refused")
+    assert view.contact_since == START + 100.0
+
+
+def test_histories_are_bounded() -> None:
+    add = Script()
+    for second in range(500):
+        sample(add, float(second), 50.0)
+        add(
+            float(second),
+            "driver",
+            "progress",
+            done=second,
+            total=500,
+            tokens=second * 10,
+            bytes=0,
+            skipped=0,
+            failed=0,
+        )
+    view = view_of(add.events)
+    assert len(view.samples) == HISTORY
+    assert view.samples[-1].t == START + 499
+    assert len(view.recent_progress) < 80
+    assert view.tokens_per_s == pytest.approx(10.0)
+
+
+def test_the_momentary_rate_follows_a_change_within_a_minute() -> None:
+    add = Script()
+    tokens = 0
+    for second in range(0, 200, 10):
+        tokens += 1000 if second <= 100 else 0
+        add(float(second), "driver", "progress", done=second, total=500, tokens=tokens, bytes=0, skipped=0, failed=0)
+    view = view_of(add.events)
+    assert view.tokens_per_s == 0.0
+    assert view.tokens_per_s_overall == pytest.approx(10_000 / 190)
+
+
+def test_a_stage_that_is_started_again_is_a_new_entry() -> None:
+    add = Script()
+    for begin in (0.0, 10.0):
+        add(begin, "controller", "stage", name="watch", status="started")
+        add(begin + 4.0, "controller", "stage", name="watch", status="skipped")
+    view = view_of(add.events)
+    assert [(stage.status, stage.seconds) for stage in view.stages] == [(Status.SKIPPED, 4.0), (Status.SKIPPED, 4.0)]
+
+
+def test_events_survive_their_file() -> None:
+    events = [parse_event(event.to_json()) for event in failing().events]
+    read = [event for event in events if isinstance(event, Event)]
+    assert view_of(read) == view_of(failing().events)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2], "0-2"), ([7, 1, 2, 2, 5], "1-2, 5, 7")]
+)
+def test_ranks_as_ranges(numbers: list[int], text: str) -> None:
+    assert range_text(numbers) == text

@@ -1,0 +1,177 @@
+"""Views without a dashboard, and which view is chosen."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from support.recorded import START, Script, failing, healthy, started, view_of
+
+from controller.core.errors import UsageError
+from controller.core.logs import parse_line
+from controller.core.runview import RunView
+from controller.core.state import reduce
+from controller.ui.live import LiveView
+from controller.ui.stream import JsonView, PlainView, SilentView, choose_view
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plain(script: Script) -> list[str]:
+    """Return the lines of a plain view without their times of day."""
+    stream, clock = io.StringIO(), Clock()
+    view, state = PlainView(stream, clock=clock), RunView()
+    for event in script.events:
+        clock.now = event.t
+        state = reduce(state, event)
+        view.event(event)
+        view.update(state)
+    return [line[10:] for line in stream.getvalue().splitlines()]
+
+
+def test_a_line_for_each_change() -> None:
+    lines = plain(started())
+    assert lines[:4] == [
+        "connect started",
+        "connect done in 0.3 s: root@10.1.230.174",
+        "push started",
+        "push done in 0.5 s: payload unchanged",
+    ]
+    assert any(line.startswith("WARN  /dev/shm holds 14.0 GiB") and "(fix: rm /dev/shm" in line for line in lines)
+    assert not any("8 GPUs are free" in line for line in lines)  # what is well needs no line
+    assert "host: rehearse done in 58 s" in lines
+    assert "run 20261129-184150-a1b2c3 is running" in lines
+    assert lines[-1] == "job: load started: Kimi-K2.5, TP=8"
+
+
+def test_progress_speaks_once_a_tenth() -> None:
+    add = Script()
+    for done in range(0, 1001, 5):
+        add(done / 10, "driver", "progress", done=done, total=1000, tokens=done, bytes=done, skipped=0, failed=0)
+    lines = plain(add)
+    assert len(lines) == 10
+    assert lines[0].startswith("100 of 1,000 samples (10 %)")
+    assert lines[-1].startswith("1,000 of 1,000 samples (100 %)")
+
+
+def test_samples_of_the_gpus_make_no_lines() -> None:
+    assert not any("gpu" in line.lower() for line in plain(healthy()) if "GPUs" not in line)
+
+
+def test_a_traceback_is_whole_once_and_then_only_named() -> None:
+    lines = plain(failing())
+    assert sum("Traceback (most recent call last)" in line for line in lines) == 2  # the rank's and the driver's
+    start = lines.index(next(line for line in lines if line.startswith("EXCEPTION  rank 3: TypeError")))
+    assert lines[start + 1] == "  Traceback (most recent call last):"
+    assert "llama_4_scaling" in lines[start + 6]
+    assert sum(line.endswith("(same place as rank 3)") for line in lines) == 7
+    assert lines[-1] == (
+        "run 20261129-184150-a1b2c3 failed: the job ended with exit code 1 in step extract; GPUs free again"
+    )
+
+
+def test_plain_lines_hold_no_escape_even_from_hostile_events() -> None:
+    evil = "\x1b[31mred\x1b]52;c;aGk=\x07\rover"
+    add = Script()
+    add(0.0, "controller", "stage", name=evil, status="failed", text=evil)
+    add(1.0, "controller", "finding", level="fail", code=evil, what=evil, why=evil, fix=evil)
+    add(2.0, "driver", "notice", level=evil, code=evil, text=evil)
+    add(3.0, "driver", "exception", rank=None, exc_type=evil, message=evil, traceback=evil, where=evil)
+    add(4.0, "supervisor", "end", end_reason=evil, message=evil, gpus_clean=evil)
+    text = "\n".join(plain(add))
+    assert not set(text) & set("\x1b\x07\r")
+
+
+def test_the_heartbeat_speaks_only_after_silence() -> None:
+    stream, clock = io.StringIO(), Clock()
+    view = PlainView(stream, clock=clock)
+    clock.now = START + 80
+    view.update(view_of(started().events))
+    before = stream.getvalue()
+    clock.now += 29
+    view.heartbeat()
+    assert stream.getvalue() == before
+    view.log([parse_line("something")])
+    clock.now += 41
+    view.heartbeat()
+    (line,) = stream.getvalue()[len(before) :].splitlines()
+    assert line[10:] == "still load after 2 min 30 s; no output for 41 s"
+    with view.paused():
+        clock.now += 100
+        view.heartbeat()
+    assert stream.getvalue().endswith(line + "\n")
+
+
+def test_the_heartbeat_beats_by_itself() -> None:
+    spoke = threading.Event()
+
+    class Stream(io.StringIO):
+        def write(self, text: str) -> int:
+            spoke.set()
+            return super().write(text)
+
+    with PlainView(Stream(), heartbeat_s=0.05):
+        assert spoke.wait(timeout=30)
+
+
+def test_json_lines_are_the_events_as_recorded() -> None:
+    stream = io.StringIO()
+    view = JsonView(stream)
+    events = healthy().events
+    for event in events:
+        view.event(event)
+    assert stream.getvalue().splitlines() == [event.to_json() for event in events]
+    assert all(json.loads(line)["run"] for line in stream.getvalue().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("stream", "environ", "progress", "kind"),
+    [
+        (Terminal(), {"TERM": "xterm"}, "auto", LiveView),
+        (Terminal(), {"TERM": "dumb"}, "auto", PlainView),
+        (Terminal(), {}, "auto", PlainView),
+        (Terminal(), {"TERM": "xterm", "CI": "true"}, "auto", PlainView),
+        (io.StringIO(), {"TERM": "xterm"}, "auto", PlainView),
+        (Terminal(), {"TERM": "xterm"}, "plain", PlainView),
+        (Terminal(), {"TERM": "xterm"}, "json", JsonView),
+        (Terminal(), {"TERM": "xterm"}, "none", SilentView),
+    ],
+)
+def test_the_view_fits_the_terminal(
+    stream: io.StringIO, environ: dict[str, str], progress: str, kind: type[object]
+) -> None:
+    assert type(choose_view(stream, environ, progress)) is kind
+
+
+def test_an_unknown_mode_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="unknown progress"):
+        choose_view(io.StringIO(), {}, "fancy")
+
+
+def test_plain_needs_no_dashboard() -> None:
+    code = "import sys, controller.ui.stream as s; s.choose_view(sys.stderr, {}); print('rich.live' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+    )
+    assert done.stdout == "False\n"

@@ -1,0 +1,314 @@
+"""Answers that are read once, on consoles that can and cannot write signs."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+from support.recorded import RUN, failing, view_of
+
+from controller.core.errors import HostKeyError
+from controller.core.runview import FindingView
+from controller.ui.errors import print_error, print_failures, print_problems
+from controller.ui.tables import (
+    print_clear_list,
+    print_config,
+    print_findings,
+    print_hosts,
+    print_intention,
+    print_ps,
+    print_stop,
+    print_summary,
+)
+
+EVIL = "\x1b[2J[red]x[/red]\x07"
+
+
+class Paper:
+    """A console of 80 columns that is no terminal, and what was written on it."""
+
+    def __init__(self, encoding: str = "utf-8") -> None:
+        self._raw = io.BytesIO()
+        self._encoding = encoding
+        file = io.TextIOWrapper(self._raw, encoding=encoding, write_through=True)
+        self.console = Console(file=file, width=80, highlight=False)
+
+    @property
+    def text(self) -> str:
+        return self._raw.getvalue().decode(self._encoding)
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.rstrip() for line in self.text.splitlines()]
+
+
+FINDINGS = [
+    FindingView(level="ok", code="gpus-free", what="8 GPUs are free", why="not shown", fix="not shown"),
+    FindingView(
+        level="warn", code="shm", what="/dev/shm holds 14.0 GiB", why="two segments", fix="rm /dev/shm/psm_*"
+    ),
+    FindingView(level="fail", code="disk", what="too little room", why="12 GiB free", fix="choose another path " * 9),
+]
+
+SUMMARY: dict[str, Any] = {
+    "schema_version": 1,
+    "run_id": RUN,
+    "end_reason": "verify-failed",
+    "hosts": ["gpu-host-1"],
+    "samples": {"expected": 1000, "written": 990, "skipped": 2, "failed": 1, "missing": [4, 5, 6, 7, 8, 9, 10]},
+    "tokens": 730_000,
+    "bytes": 41 * 2**30,
+    "tokens_per_s": 5371.2,
+    "bytes_per_s": 3e8,
+    "shape": {"hidden": 7168, "states": 4, "dtype": "bfloat16"},
+    "format": "speculators",
+    "model": "/models/Kimi-K2.5",
+    "num_layers": 61,
+    "timings": {"push_s": 0.52, "load_s": 511.8},
+    "gpus_clean": "unknown",
+    "states": [
+        {"boundary": 2, "norm_mean": 12.31, "norm_max": 88.1, "nan": 0, "inf": 0, "zero_rows": 0},
+        {"boundary": 61, "norm_mean": None, "norm_max": 1880.4, "nan": 3, "inf": 0, "zero_rows": 0},
+    ],
+}
+
+
+def test_findings_explain_only_what_is_not_right() -> None:
+    paper = Paper()
+    print_findings(paper.console, "gpu-host-1", FINDINGS)
+    assert paper.lines == [
+        "host gpu-host-1",
+        "  ✓ 8 GPUs are free",
+        "  ! /dev/shm holds 14.0 GiB",
+        "    two segments",
+        "    fix: rm /dev/shm/psm_*",
+        "  ✗ too little room",
+        "    12 GiB free",
+        "    fix: " + ("choose another path " * 9).rstrip(),  # a fix is never wrapped: it is copied
+        "  1 ok, 1 warning, 1 failure",
+    ]
+
+
+def test_without_unicode_signs_are_plain() -> None:
+    paper = Paper("ascii")
+    print_findings(paper.console, "naïve", FINDINGS)
+    print_summary(paper.console, SUMMARY)
+    assert "  + 8 GPUs are free" in paper.lines
+    assert "  x too little room" in paper.lines
+    assert "host na?ve" in paper.lines
+
+
+def test_an_intention_is_titled_rows() -> None:
+    paper = Paper()
+    sections = [
+        {"title": "Run", "rows": [["id", RUN], ["host", "gpu-host-1"]]},
+        {"title": "Steps", "rows": [["extract", "python -m remote_payload.extract.engine"], ["both", ["a", "b"]]]},
+    ]
+    print_intention(paper.console, {"sections": sections})
+    assert paper.lines == [
+        "Run",
+        f"  id       {RUN}",
+        "  host     gpu-host-1",
+        "",
+        "Steps",
+        "  extract  python -m remote_payload.extract.engine",
+        "  both     a",
+        "           b",
+    ]
+
+
+def test_a_clear_list_says_what_will_happen_to_how_much() -> None:
+    paper = Paper()
+    output = {"path": "/data/out", "stale": "clear", "entries": 412, "bytes": 17 * 2**30, "adopt": True}
+    examples = [{"path": f"hs_{i}.safetensors", "size": 40 * 2**20} for i in range(50)]
+    print_clear_list(paper.console, [output], {"/data/out": {"examples": examples}})
+    assert paper.lines[:2] == ["/data/out", "  412 entries, 17.0 GiB: will be deleted"]
+    assert "no marker says that these files are ours" in paper.text
+    assert "40.0 MiB  hs_0.safetensors" in paper.text
+    assert paper.lines[-1].endswith("and 402 more")
+    moved = Paper()
+    print_clear_list(moved.console, [{**output, "stale": "quarantine", "entries": 1, "adopt": False}])
+    assert moved.lines == ["/data/out", "  1 entry, 17.0 GiB: will be moved aside"]
+
+
+def test_a_summary_shows_the_proof() -> None:
+    paper = Paper()
+    print_summary(paper.console, SUMMARY)
+    head = f"✗ run {RUN} on gpu-host-1: ended, but its output is not what"
+    assert paper.lines[0].startswith(head)
+    assert "990 of 1,000 written, 2 skipped, 1 failed, 7 missing" in paper.text
+    assert "730,000 tokens, 41.0 GiB; 5,371 tokens/s, 286 MiB/s" in paper.text
+    assert "tokens x 4 x 7168, bfloat16, speculators" in paper.text
+    assert "push 0.5 s, load 8 min 32 s" in paper.text
+    assert "not known whether the GPUs are free" in paper.text
+    (row,) = [line for line in paper.lines if line.startswith("  61")]
+    assert row.split() == ["61", "-", "1880", "3", "0", "0"]
+
+
+def test_the_summary_of_another_kind_of_run_needs_no_samples() -> None:
+    paper = Paper()
+    print_summary(paper.console, {"run_id": RUN, "end_reason": "succeeded", "gpus_clean": True})
+    assert paper.lines == [f"✓ run {RUN}: succeeded", "  after       GPUs free again"]
+
+
+def test_ps_lists_the_newest_first() -> None:
+    paper = Paper()
+    runs = [
+        {
+            "run_id": "20261128-184150-a1b2c3",
+            "name": "old",
+            "user": "me",
+            "state": "finished",
+            "end_reason": "job-failed",
+        },
+        {
+            "run_id": RUN,
+            "name": "new",
+            "user": "me",
+            "state": "running",
+            "step": "extract",
+            "started": "2026-11-29T18:00:00Z",
+        },
+    ]
+    leases = [{"gpu": "GPU-0", "run_id": RUN}]
+    print_ps(paper.console, "gpu-host-1", {"runs": runs, "leases": leases}, now=1796000000.0)
+    assert [line.split()[0] for line in paper.lines] == ["RUN", RUN, "20261128-184150-a1b2c3", "lease"]
+    assert "failed" in paper.lines[2]
+    empty = Paper()
+    print_ps(empty.console, "gpu-host-1", {"runs": []})
+    assert empty.lines == ["no runs on gpu-host-1"]
+
+
+def test_hosts_and_origins() -> None:
+    paper = Paper()
+    host = {
+        "name": "gpu-1",
+        "address": "10.1.230.174",
+        "user": "root",
+        "port": 2222,
+        "gpus": 8,
+        "python": "py",
+        "workdir": "/w",
+    }
+    print_hosts(paper.console, [host])
+    assert paper.lines[1].split() == ["gpu-1", "root@10.1.230.174:2222", "8", "py", "/w"]
+    print_hosts(paper.console, [])
+    assert "no hosts: add one to hosts.toml" in paper.lines
+
+
+def test_each_configured_value_is_shown_with_its_origin() -> None:
+    paper = Paper()
+    files = [
+        {"path": "/w/hosts.toml", "layer": "project", "found": True, "included_by": None},
+        {"path": "/h/hosts.toml", "layer": "user", "found": False, "included_by": None},
+    ]
+    print_config(
+        paper.console, {"files": files, "values": {"hosts.gpu-1.gpus": {"value": 8, "origin": "hosts.toml:4"}}}
+    )
+    assert paper.lines[0].split() == ["project", "/w/hosts.toml"]
+    assert paper.lines[1].split() == ["user", "/h/hosts.toml", "(not", "there)"]
+    assert paper.lines[2].split() == ["hosts.gpu-1.gpus", "8", "hosts.toml:4"]
+
+
+def test_a_stop_names_what_is_left() -> None:
+    paper = Paper()
+    record = {"run_id": RUN, "state": "finished", "end_reason": "stopped", "gpus_clean": False, "killed": [1, 2]}
+    print_stop(
+        paper.console, {**record, "leftovers": [{"path": "/dev/shm/x", "why": "busy"}], "message": "after TERM"}
+    )
+    assert paper.lines == [
+        f"! run {RUN}: stopped on request",
+        "  after TERM; GPUs are still in use; killed by force: 2",
+        "  left: path /dev/shm/x, why busy",
+    ]
+
+
+def test_an_error_says_what_why_and_how_to_go_on() -> None:
+    paper = Paper()
+    error = HostKeyError(
+        "the key of 10.1.230.174 has changed", why="known: a\noffered: b", fix="`ssh-keygen -R 10.1.230.174`"
+    )
+    print_error(error, paper.console)
+    assert paper.lines == [
+        "✗ the key of 10.1.230.174 has changed",
+        "  known: a",
+        "  offered: b",
+        "",
+        "  hint: `ssh-keygen -R 10.1.230.174`",
+        "  code: host-key",
+    ]
+
+
+def test_a_workers_traceback_is_whole_and_once() -> None:
+    paper = Paper()
+    print_failures(view_of(failing().events).exceptions, "ctl-runs/x/log", paper.console)
+    trace = [line.strip() for line in failing().events[-12].data["traceback"].splitlines()]
+    stripped = [line.strip() for line in paper.lines]
+    assert stripped[0].startswith("✗ rank 3: TypeError: DeepseekV2DecoderLayer.forward()")
+    assert stripped[1 : 1 + len(trace)] == trace
+    assert stripped.count("Traceback (most recent call last):") == 1
+    assert "same on ranks 0-2, 4-7" in stripped
+    assert stripped[-2].startswith("then driver: RuntimeError: Engine core initialization failed")
+    assert stripped[-1] == "raw log: ctl-runs/x/log"
+
+
+def test_problems_of_a_summary_are_exceptions_first() -> None:
+    paper = Paper()
+    trace = 'Traceback (most recent call last):\n  File "/w.py", line 1, in f\nAssertionError'
+    problems = [
+        {
+            "code": "exception",
+            "what": "RuntimeError: see above",
+            "traceback": "Traceback",
+            "rank": None,
+            "ranks": [None],
+        },
+        {"code": "exception", "what": "AssertionError", "traceback": trace, "rank": 1, "ranks": [1, 0]},
+        {"code": "job-failed", "what": "exit code 1", "why": "", "fix": "read the log"},
+    ]
+    print_problems(problems, "log", paper.console)
+    assert paper.lines[0] == "✗ rank 1: AssertionError"
+    assert "  same on rank 0" in paper.lines
+    assert "  then driver: RuntimeError: see above" in paper.lines
+    assert paper.lines[-4:] == ["✗ exit code 1", "", "  hint: read the log", "  code: job-failed"]
+
+
+def test_messages_that_differ_are_not_lost() -> None:
+    paper = Paper()
+    trace = 'Traceback (most recent call last):\n  File "/w.py", line 1, in f\nOSError: '
+    problems = [
+        {
+            "code": "exception",
+            "what": f"OSError: no file {rank}",
+            "traceback": f"{trace}no file {rank}",
+            "ranks": [rank],
+        }
+        for rank in (0, 1)
+    ]
+    print_problems(problems, None, paper.console)
+    assert "    there, rank 1: no file 1" in paper.lines
+
+
+def test_hostile_text_is_harmless_in_every_answer() -> None:
+    paper = Paper()
+    console = paper.console
+    evil = FindingView(level="fail", code=EVIL, what=EVIL, why=EVIL, fix=EVIL)
+    print_findings(console, EVIL, [evil])
+    print_intention(console, [{"title": EVIL, "rows": [[EVIL, EVIL], [EVIL, [EVIL]]]}])
+    output = {"path": EVIL, "stale": EVIL, "entries": 1, "bytes": 1}
+    print_clear_list(console, [output], {EVIL: {"examples": [{"path": EVIL, "size": 1}]}})
+    print_summary(
+        console, {**SUMMARY, "run_id": EVIL, "hosts": [EVIL], "model": EVIL, "end_reason": EVIL, "format": EVIL}
+    )
+    print_ps(
+        console,
+        EVIL,
+        {"runs": [dict.fromkeys(("run_id", "name", "user", "state", "step"), EVIL)], "leases": [{EVIL: EVIL}]},
+    )
+    print_hosts(console, [dict.fromkeys(("name", "address", "user", "python", "workdir"), EVIL)])
+    print_stop(console, {"run_id": EVIL, "state": EVIL, "leftovers": [EVIL], "message": EVIL, "gpus_clean": True})
+    print_error(HostKeyError(EVIL, why=EVIL, fix=EVIL, code=EVIL), console)
+    print_problems([{"what": f"{EVIL}: {EVIL}", "traceback": EVIL, "ranks": [0]}], EVIL, console)
+    assert not set(paper.text) & set("\x1b\x07")
+    assert paper.text.count("[red]x[/red]") > 25
