@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from controller.core.errors import ConfigError
 
@@ -18,8 +19,8 @@ def resolve_boundaries(spec: str | Sequence[int], num_layers: int) -> tuple[int,
     if isinstance(spec, str):
         if spec != EAGLE3:
             raise _error(f"`{spec}` is not a set of boundaries", "", f"a list such as [2, {num_layers}]")
-        boundaries = (2, num_layers // 2, num_layers - 3, num_layers)
-        if any(low >= high for low, high in zip(boundaries, boundaries[1:], strict=False)):
+        boundaries: tuple[int, ...] = (2, num_layers // 2, num_layers - 3, num_layers)
+        if any(low >= high for low, high in pairwise(boundaries)):
             raise _error(
                 f"eagle3 gives {list(boundaries)} on {num_layers} layers",
                 "it needs at least 7 layers for four distinct, rising boundaries",

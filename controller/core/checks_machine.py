@@ -1,0 +1,207 @@
+"""Checks of what the host has room for: memory, shared memory, disks, and whether another run holds the lease."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from controller.core.checks_gpus import ranks, selected
+from controller.core.finding import Finding, age, failed, passed, section, size, some, warned
+from remote_payload.host.protocol import Accelerator, Plan
+
+SHM_NEEDED = 1 << 30
+"""Bytes of /dev/shm that several ranks need to talk to each other; a container's default is 64 MiB."""
+
+MEMORY_PER_RANK = 4 << 30
+"""Bytes of host memory: Python, CUDA context and pinned buffers of one worker. Weights are mapped, not held."""
+
+CPU_HEADROOM = 2 << 30
+"""Bytes beside the weights when the CPU computes: activations, KV cache, the interpreter."""
+
+WORKDIR_NEEDED = 1 << 30
+"""Bytes: the log up to its default cap, events, ledgers and the payload."""
+
+INODES_SPARE = 10_000
+"""Files beside the samples: logs, compile caches, whatever else the file system serves."""
+
+DISK_UNKNOWN = 20 << 30
+"""Bytes free below which a run of unknown size is warned about: a few hundred samples of a large model."""
+
+NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p"})
+
+
+def check_memory(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
+    """Judge host memory and /dev/shm."""
+    found = section(report, "memory")
+    if found is None:
+        return
+    problems = [*_check_available(found, report, plan), *_check_shm(found["shm"], report, plan)]
+    yield from problems
+    if not problems:
+        yield passed("memory", f"{size(found['available'])} of {size(found['total'])} available")
+
+
+def check_disk(
+    report: Mapping[str, Any], plan: Plan, bytes_expected: int | None, min_free_bytes: int | None
+) -> Iterator[Finding]:
+    """Judge the disks of the workdir and of each output: room, inodes, and whether they can be written."""
+    found = section(report, "disk")
+    if found is None:
+        return
+    workdir = plan["host"]["workdir"]
+    disks = {record["path"]: record for record in found["paths"]}
+    problems = [problem for record in disks.values() for problem in _check_writable(record)]
+    space = disks.get(workdir)
+    if space is not None and space["free"] is not None and space["free"] < WORKDIR_NEEDED:
+        problems.append(_low(space, WORKDIR_NEEDED, "the log, events and results of the run go there"))
+    if space is not None and space["fs_type"] in NETWORK_FILE_SYSTEMS:
+        problems.append(
+            warned(
+                "disk-network",
+                f"the workdir {workdir} is on {space['fs_type']}",
+                why="locks and named pipes are unreliable on a network disk",
+                fix="set `workdir` of this host in hosts.toml to a local disk",
+            )
+        )
+    listings = (section(report, "outputs") or {"outputs": []})["outputs"]
+    for listing in listings:
+        disk = disks.get(listing["root"])
+        if disk is not None and disk["free"] is not None:
+            problems.extend(_check_room(listing, disk, report, plan, bytes_expected, min_free_bytes))
+    yield from problems
+    if not problems:
+        free = (f"{record['path']}: {size(record['free'])} free ({record['fs_type']})" for record in disks.values())
+        yield passed("disk", "; ".join(free))
+
+
+def check_lease(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
+    """Say who holds the job's GPUs, or the host where there are none."""
+    found = section(report, "lease")
+    if found is None:
+        return
+    gpus = section(report, "gpus")
+    wanted = (
+        {"host"}
+        if plan["host"]["accelerator"] == Accelerator.CPU
+        else {gpu["uuid"] for gpu in selected(gpus or {}, plan)}
+    )
+    ours = [lease for lease in found["leases"] if lease["resource"] in wanted or gpus is None]
+    seen: set[str] = set()
+    for lease in ours:
+        run = str(lease.get("run_id"))
+        if run in seen:
+            continue  # one run holds a lease for each of its GPUs
+        seen.add(run)
+        who = f"run {run} of {lease.get('user')}"
+        if lease["state"] == "held" and lease.get("alive") != "dead":
+            yield failed(
+                "lease-busy",
+                f"{who} holds the lease",
+                why=f"since {lease.get('since')}; {lease.get('evidence')}",
+                fix=f"wait for it with `ctl attach {run}`, or `ctl stop {run}`",
+            )
+        else:
+            yield warned(
+                "lease-dirty",
+                f"{who} ended without giving its lease back",
+                why=str(lease.get("evidence")),
+                fix=f"`ctl stop {run}` clears it up; else the next run must first prove that nothing of it lives",
+            )
+    if not ours:
+        yield passed("lease", "no other run holds the lease")
+
+
+def _check_available(found: Mapping[str, Any], report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
+    if plan["extract"] is None:
+        return
+    if plan["host"]["accelerator"] == Accelerator.CPU:
+        needed = (section(report, "model") or {"total_bytes": 0})["total_bytes"] + CPU_HEADROOM
+        reason = "the weights are held in it"
+    else:
+        needed, reason = ranks(plan) * MEMORY_PER_RANK, f"{ranks(plan)} workers need it beside the GPUs"
+    if found["available"] < needed:
+        yield warned(
+            "memory-low",
+            f"{size(found['available'])} of host memory are available, about {size(needed)} are needed",
+            why=reason,
+            fix="see who holds it with `ps aux --sort=-rss | head` on the host",
+        )
+
+
+def _check_shm(shm: Mapping[str, Any] | None, report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
+    free = shm["free"] if shm else 0
+    if ranks(plan) > 1 and free < SHM_NEEDED:
+        yield failed(
+            "shm-small",
+            f"{size(free)} are free in /dev/shm, {ranks(plan)} ranks need {size(SHM_NEEDED)}",
+            why="the ranks exchange tensors through it, and die with a bus error when it is full",
+            fix="`sudo mount -o remount,size=16G /dev/shm`; for a container: `docker run --shm-size=16g`",
+        )
+    left: Mapping[str, Any] = shm["leftovers"] if shm else {"count": 0}
+    processes = section(report, "processes")
+    in_use = processes is None or processes["vllm"] or processes["compute"]
+    if left["count"] and not in_use:
+        names = [example["name"] for example in left["examples"]]
+        oldest = age(max(example["age_s"] for example in left["examples"]))
+        yield warned(
+            "shm-leftovers",
+            f"{left['count']} files ({size(left['bytes'])}) in /dev/shm look left behind, the oldest {oldest} old",
+            why=f"of {some(sorted(left['owners']))}: {some(names)}; no vLLM process runs that could use them",
+            fix=f"on the host, if nothing of yours uses them: `rm /dev/shm/{names[0]}` and so on",
+        )
+
+
+def _check_writable(record: Mapping[str, Any]) -> Iterator[Finding]:
+    if record["error"] is not None:
+        yield failed(
+            "disk-not-writable",
+            f"{record['path']} cannot be used",
+            why=f"{record['nearest'] or record['path']}: {record['error']}",
+            fix=f"on the host: `ls -ld {record['nearest'] or record['path']}`, `df -hi {record['path']}`",
+        )
+
+
+def _check_room(
+    listing: Mapping[str, Any],
+    disk: Mapping[str, Any],
+    report: Mapping[str, Any],
+    plan: Plan,
+    bytes_expected: int | None,
+    min_free_bytes: int | None,
+) -> Iterator[Finding]:
+    will_go = listing["stale"] == "clear"
+    free = disk["free"] + (listing["bytes"] if will_go else 0)
+    spare = min_free_bytes or 0
+    if bytes_expected is not None and free < bytes_expected + spare:
+        yield _low(disk, bytes_expected + spare, f"the samples take up to {size(bytes_expected)}", free)
+    elif free < spare:
+        yield _low(disk, spare, "`min_free_bytes` in [preflight] asks for it", free)
+    elif bytes_expected is None and free < DISK_UNKNOWN:
+        yield warned(
+            "disk-low",
+            f"{disk['path']} has {size(free)} free, and the size of the output is not known",
+            fix="set `max_samples`, and `hidden` in [model], so that it can be computed",
+        )
+    inodes, samples = disk["inodes_free"], _samples(report, plan)
+    if inodes is not None and inodes < samples + INODES_SPARE:
+        yield failed(
+            "disk-inodes",
+            f"{disk['path']} has {inodes} inodes free, {samples} samples are one file each",
+            fix=f"on the host: `df -i {disk['path']}`; delete small files or choose another output root",
+        )
+
+
+def _low(disk: Mapping[str, Any], needed: int, why: str, free: int | None = None) -> Finding:
+    return failed(
+        "disk-low",
+        f"{disk['path']} has {size(disk['free'] if free is None else free)} free, {size(needed)} may be needed",
+        why=why,
+        fix=f"on the host: `du -xh --max-depth=2 {disk['nearest']} | sort -h`; free some, or lower `max_samples`",
+    )
+
+
+def _samples(report: Mapping[str, Any], plan: Plan) -> int:
+    spec = plan["extract"]
+    lines = (section(report, "data") or {"lines": None})["lines"]
+    known = [count for count in (lines, spec["max_samples"] if spec else None) if count is not None]
+    return min(known, default=0)

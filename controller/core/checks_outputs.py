@@ -1,0 +1,116 @@
+"""Checks of the output folders: what is in them, what will become of it, and what stands against it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from controller.core.finding import Finding, failed, passed, section, size, some, warned
+from remote_payload.host.protocol import OWNER_MARKER, OwnedOutput, Plan, Stale
+
+EXAMPLES_SHOWN = 5
+
+
+def check_outputs(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
+    """Say exactly what will be deleted or moved aside, or why the folder cannot be used."""
+    found = section(report, "outputs")
+    for listing in found["outputs"] if found else ():
+        if listing["problems"]:
+            yield from _check_problems(listing)
+        elif listing["foreign"] and not listing["adopt"]:
+            yield failed(
+                "output-foreign",
+                f"{listing['path']} holds {_amount(listing)} that no run of ctl wrote",
+                why=f"it has no {OWNER_MARKER}; {_examples(listing)}",
+                fix="choose another folder, or add `--adopt` to have them treated as stale output",
+            )
+        elif listing["entries"]:
+            yield _stale(listing, report, plan)
+        else:
+            state = "is empty" if listing["exists"] else "does not exist yet"
+            yield passed("output", f"{listing['path']} {state}")
+
+
+def owned_outputs(report: Mapping[str, Any], plan: Plan) -> tuple[OwnedOutput, ...]:
+    """Return the plan's outputs with digest, entries and bytes as listed: exactly what may be cleared.
+
+    An output that the report does not list is returned as planned.
+    """
+    found = section(report, "outputs")
+    listings = {(item["path"], item["root"]): item for item in (found["outputs"] if found else ())}
+    outputs: list[OwnedOutput] = []
+    for output in plan["job"]["outputs"]:
+        updated = output.copy()
+        listing = listings.get((output["path"], output["root"]))
+        if listing is not None:
+            updated["digest"], updated["entries"] = listing["digest"], listing["entries"]
+            updated["bytes"] = listing["bytes"]
+        outputs.append(updated)
+    return tuple(outputs)
+
+
+def _check_problems(listing: Mapping[str, Any]) -> Iterator[Finding]:
+    path, root = shlex.quote(listing["path"]), shlex.quote(listing["root"])
+    fixes = {
+        "root-missing": f"on the host: `mkdir -p {root}`, or correct `output_roots` in hosts.toml",
+        "mount": "name the mount point itself in `output_roots` of this host, or unmount it: `findmnt`",
+        "symlink": f"use the folder that it points to: `readlink -f {path}`, with a matching `output_roots`",
+        "unreadable": f"on the host: `ls -la {path}`; if it is yours, `chmod -R u+rwX {path}`",
+        "not-a-folder": f"on the host: `ls -ld {path}`, or choose another `path` in [output]",
+        "moved": "something renames folders there; find it, then run again",
+    }
+    for problem in listing["problems"]:
+        yield failed(
+            f"output-{problem['code']}",
+            f"{listing['path']} cannot be used as an output",
+            why=problem["what"],
+            fix=fixes.get(
+                problem["code"], "set `path` in [output] to a folder below one of the host's `output_roots`"
+            ),
+        )
+
+
+def _stale(listing: Mapping[str, Any], report: Mapping[str, Any], plan: Plan) -> Finding:
+    path, stale = listing["path"], Stale(listing["stale"])
+    if stale is Stale.FAIL:
+        return failed(
+            "output-stale",
+            f"{path} holds {_amount(listing)} of an earlier run",
+            why=f"{_whose(listing, report)}; {_examples(listing)}",
+            fix="add `--stale clear` to delete them, or `--stale quarantine` to move them aside",
+        )
+    if stale is Stale.CLEAR:
+        return warned(
+            "output-clear",
+            f"{_amount(listing)} in {path} will be deleted",
+            why=f"{_whose(listing, report)}; {_examples(listing)}",
+            fix="to keep them: `--stale quarantine`",
+        )
+    if stale is Stale.QUARANTINE:
+        return warned(
+            "output-quarantine",
+            f"{_amount(listing)} in {path} will be moved to {path}.quarantine-{plan['run_id']}",
+            why=f"{_whose(listing, report)}; {_examples(listing)}",
+            fix=f"later, to free the space: `rm -r {shlex.quote(path)}.quarantine-{plan['run_id']}`",
+        )
+    return passed("output", f"{path} holds {_amount(listing)} and is kept as it is")
+
+
+def _amount(listing: Mapping[str, Any]) -> str:
+    count = listing["entries"]
+    return f"{count:,} {'entry' if count == 1 else 'entries'} ({size(listing['bytes'])})"
+
+
+def _whose(listing: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+    marker = listing["marker"]
+    if marker is None:
+        return f"adopted: it has no {OWNER_MARKER}"
+    owner = marker.get("owner")
+    return f"written by run {marker['run_id']}" + ("" if owner == report["user"] else f" of {owner}, not by you")
+
+
+def _examples(listing: Mapping[str, Any]) -> str:
+    shown = [example["path"] for example in listing["examples"]]
+    extra = listing["entries"] - min(len(shown), EXAMPLES_SHOWN)
+    return some(shown[:EXAMPLES_SHOWN]) + (f" and {extra:,} more" if extra > 0 else "")

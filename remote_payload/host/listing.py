@@ -1,0 +1,213 @@
+"""What an output folder holds: shown to the user at preflight, and compared again before anything is deleted.
+
+Every step is relative to an open folder and follows no link. One descriptor is open at a time and nothing recurses,
+so neither many entries nor deep nesting is a limit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
+
+from remote_payload.host.guard import DIRECTORY_FLAGS, Place, Problem, Refused, open_output, same_mount
+from remote_payload.host.protocol import OWNER_MARKER
+
+MAX_EXAMPLES = 50
+MAX_PROBLEMS = 20
+MARKER_LIMIT = 1 << 16
+"""64 KiB; a larger file of the marker's name is not a marker."""
+
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Fingerprint(NamedTuple):
+    """What tells an entry from a changed one. Folders count by their existence alone: their size and time depend on
+    the file system, and a change inside shows in the entries themselves."""
+
+    type: str  # "file", "folder", "link" or "other"
+    size: int  # bytes; 0 for folders
+    mtime_ns: int  # 0 for folders
+
+
+class Visit(NamedTuple):
+    """One entry. `parent` is the open folder that holds it, valid until the walk goes on."""
+
+    parent: int
+    name: str
+    relpath: str
+    fingerprint: Fingerprint
+
+
+class Listing(TypedDict):
+    """A folder's contents without the owner marker. A name that is not UTF-8 is surrogate-escaped."""
+
+    exists: bool
+    marker: Optional[Dict[str, Any]]
+    entries: int
+    bytes: int
+    digest: Optional[str]  # None: absent, empty, or not to be listed (see problems)
+    examples: List[Dict[str, Any]]  # {"path" (relative), "type", "size"}, the first by path
+    foreign: bool  # it holds entries and no marker says that they are ours
+    problems: List[Problem]
+
+
+def scan(path: str, root: str) -> Listing:
+    """List `path`, an output folder strictly inside `root`. What stands against clearing it is in `problems`.
+
+    Raises nothing that a user's folder can cause: an unreadable folder is a problem in the listing.
+    """
+    try:
+        place = open_output(path, root)
+    except Refused as refused:
+        return _listing(exists=os.path.lexists(path), problems=[refused.problem])
+    except OSError as error:
+        return _listing(exists=os.path.lexists(path), problems=[_unreadable(path, error)])
+    try:
+        return snapshot(place)[0]
+    except Refused as refused:
+        return _listing(exists=True, problems=[refused.problem])
+    except OSError as error:
+        return _listing(exists=True, problems=[_unreadable(path, error)])
+    finally:
+        place.close()
+
+
+def snapshot(place: Place) -> Tuple[Listing, Dict[str, Fingerprint]]:
+    """Return the listing of an open place and the fingerprint of each of its entries by relative path.
+
+    Raises Refused if the tree is moved under our feet, OSError.
+    """
+    if place.folder < 0:
+        return _listing(exists=False), {}
+    marker = read_marker(place.folder)
+    problems: List[Problem] = []
+    found = {
+        visit.relpath: visit.fingerprint
+        for visit in walk(place, problems)
+        if marker is None or visit.relpath != OWNER_MARKER
+    }
+    order = sorted(found)
+    listing = _listing(exists=True, problems=problems)
+    listing["marker"] = marker
+    listing["entries"] = len(found)
+    listing["bytes"] = sum(fingerprint.size for fingerprint in found.values())
+    listing["digest"] = _digest(order, found) if found and not problems else None
+    listing["examples"] = [
+        {"path": path, "type": found[path].type, "size": found[path].size} for path in order[:MAX_EXAMPLES]
+    ]
+    listing["foreign"] = bool(found) and marker is None
+    return listing, found
+
+
+def walk(place: Place, problems: List[Problem]) -> Iterator[Visit]:
+    """Yield every entry below `place.folder`, a folder after its contents, so that each may be removed when it comes.
+
+    Folders that are unreadable or on another mount are not entered; they are added to `problems` (the first
+    MAX_PROBLEMS). Raises Refused if a folder was moved meanwhile, OSError.
+    """
+    stack: List[Tuple[Tuple[int, int], List[str], str, str]] = []
+    current = os.open(".", DIRECTORY_FLAGS, dir_fd=place.folder)
+    try:
+        names, prefix = _names(current), ""
+        while names or stack:
+            if not names:
+                # Going up by ".." needs one descriptor at any depth; the identity proves it is the way we came.
+                upper = os.open("..", DIRECTORY_FLAGS, dir_fd=current)
+                os.close(current)
+                current = upper
+                came_from, names, prefix, name = stack.pop()
+                if _identity(current) != came_from:
+                    raise Refused("moved", "the folder of %r was moved while it was read" % (prefix + name))
+                yield Visit(current, name, prefix + name, Fingerprint("folder", 0, 0))
+                continue
+            name = names.pop()
+            try:
+                status = os.lstat(name, dir_fd=current)
+            except FileNotFoundError:
+                continue  # removed since the folder was read: then it is not an entry
+            if not stat.S_ISDIR(status.st_mode):
+                yield Visit(current, name, prefix + name, _fingerprint(status))
+                continue
+            child = _enter(place, current, name, prefix + name, problems)
+            if child is not None:
+                stack.append((_identity(current), names, prefix, name))
+                os.close(current)
+                current, names, prefix = child, _names(child), prefix + name + "/"
+    finally:
+        os.close(current)
+
+
+def read_marker(folder: int) -> Optional[Dict[str, Any]]:
+    """Return the owner marker of an open folder; None if there is none, or something else of its name."""
+    try:
+        descriptor = os.open(OWNER_MARKER, _FILE_FLAGS, dir_fd=folder)
+    except OSError:  # absent, a link, unreadable: in every case nothing proves that the folder is ours
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        record = json.loads(os.read(descriptor, MARKER_LIMIT))
+    except ValueError:
+        return None
+    finally:
+        os.close(descriptor)
+    return record if isinstance(record, dict) and "wire" in record and "run_id" in record else None
+
+
+def _enter(place: Place, parent: int, name: str, relpath: str, problems: List[Problem]) -> Optional[int]:
+    problem: Problem
+    try:
+        child = os.open(name, DIRECTORY_FLAGS, dir_fd=parent)
+    except OSError as error:
+        problem = _unreadable(relpath, error)
+    else:
+        if same_mount(child, place.device, place.mount_id):
+            return child
+        os.close(child)
+        problem = {"code": "mount", "what": "%r is a mount point" % relpath}
+    if len(problems) < MAX_PROBLEMS:
+        problems.append(problem)
+    return None
+
+
+def _names(folder: int) -> List[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries]
+
+
+def _identity(folder: int) -> Tuple[int, int]:
+    status = os.fstat(folder)
+    return status.st_dev, status.st_ino
+
+
+def _fingerprint(status: os.stat_result) -> Fingerprint:
+    kind = "file" if stat.S_ISREG(status.st_mode) else "link" if stat.S_ISLNK(status.st_mode) else "other"
+    return Fingerprint(kind, status.st_size, status.st_mtime_ns)
+
+
+def _digest(order: List[str], found: Dict[str, Fingerprint]) -> str:
+    digest = hashlib.sha256()
+    for path in order:
+        # NUL ends the path, because a name may hold anything else, a newline included.
+        digest.update(b"%s\0%s %d %d\n" % (os.fsencode(path), found[path].type.encode(), *found[path][1:]))
+    return digest.hexdigest()
+
+
+def _unreadable(path: str, error: OSError) -> Problem:
+    return {"code": "unreadable", "what": "%r cannot be read: %s" % (path, error.strerror or error)}
+
+
+def _listing(exists: bool, problems: Optional[List[Problem]] = None) -> Listing:
+    return {
+        "exists": exists,
+        "marker": None,
+        "entries": 0,
+        "bytes": 0,
+        "digest": None,
+        "examples": [],
+        "foreign": False,
+        "problems": problems or [],
+    }

@@ -1,0 +1,132 @@
+"""The `processes` section: who holds the GPUs, and what vLLM left behind without holding one.
+
+A leftover is only reported, never ended, because of its name.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Set
+
+from remote_payload.host.liveness import Stat, boot_seconds, read_stat
+from remote_payload.host.members import RUN_ENV, read_environ, snapshot
+from remote_payload.host.sections import Note
+
+# vLLM names its processes PREFIX::EngineCore_DP0 and so on; the prefix is "VLLM" unless our own or another is set.
+_TITLE = re.compile(r"\bVLLM::|::(EngineCore|Worker|APIServer|DPCoordinator)")
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*|vllm")
+_MODULE = re.compile(r"vllm|EngineCore|remote_payload\.extract")
+_HELPER = re.compile(r"multiprocessing\.(resource_tracker|spawn|forkserver)")
+
+COMMAND_LIMIT = 4096
+"""Characters of a command line that are reported; some hold whole scripts."""
+
+
+class Process(NamedTuple):
+    stat: Stat
+    uid: Optional[int]  # None: the process is hidden from us or lives in another PID namespace
+    argv: List[str]
+
+
+def probe_processes(
+    note: Note, apps: Optional[List[Dict[str, Any]]], probe_pid: int, python: Optional[str]
+) -> Dict[str, Any]:
+    """Return {"compute": [record] or null, "vllm": [record]}.
+
+    A record is {pid, ppid, owner, uid, command, age_s, start_ticks, run_id}, with null for what cannot be seen;
+    compute records add {gpu_uuid, memory_used}. `apps` are nvidia-smi's compute processes, None if it could not be
+    asked. The probe, its children and its ancestors are left out of `vllm`. `python` is the interpreter of the
+    vLLM environment: multiprocessing's helper processes count as vLLM's if they run under it.
+    """
+    note("/proc")
+    table = snapshot()
+    ours = _family(probe_pid, table)
+    holders = {app["pid"] for app in apps or []}
+    vllm = []
+    for pid, stat in sorted(table.items()):
+        if pid in ours or pid in holders:
+            continue
+        note("/proc/%d" % pid)
+        process = _read(stat)
+        if is_vllm(stat.comm, process.argv, python):
+            vllm.append(_record(pid, process, ""))
+    compute = None
+    if apps is not None:
+        compute = [
+            {
+                **_record(app["pid"], _read(table[app["pid"]]) if app["pid"] in table else None, app["name"] or ""),
+                "gpu_uuid": app["gpu_uuid"],
+                "memory_used": app["memory_used"],
+            }
+            for app in apps
+        ]
+    return {"compute": compute, "vllm": vllm}
+
+
+def is_vllm(comm: str, argv: List[str], python: Optional[str]) -> bool:
+    """Whether a process is one of vLLM's: by its title, or a Python that runs vLLM.
+
+    A command that merely mentions vllm (an editor, a log reader, grep) is not.
+    """
+    command = " ".join(argv)
+    if _TITLE.search(comm) or _TITLE.search(argv[0] if argv else ""):
+        return True
+    if not argv or not _PYTHON.fullmatch(os.path.basename(argv[0])):
+        return False
+    if _HELPER.search(command):
+        return argv[0] == python
+    return _MODULE.search(command) is not None
+
+
+def _read(stat: Stat) -> Process:
+    folder = "/proc/%d" % stat.pid
+    try:
+        uid: Optional[int] = os.stat(folder).st_uid
+        with open(folder + "/cmdline", "rb") as file:
+            data = file.read()
+    except OSError:  # ended meanwhile, or hidden
+        return Process(stat, None, [])
+    return Process(stat, uid, [os.fsdecode(word) for word in data.rstrip(b"\0").split(b"\0")] if data else [])
+
+
+def _record(pid: int, process: Optional[Process], name: str) -> Dict[str, Any]:
+    if process is None:
+        return {
+            "pid": pid, "ppid": None, "owner": None, "uid": None, "command": name,
+            "age_s": None, "start_ticks": None, "run_id": None,
+        }  # fmt: skip
+    stat = process.stat
+    return {
+        "pid": pid,
+        "ppid": stat.ppid,
+        "owner": None if process.uid is None else user_name(process.uid),
+        "uid": process.uid,
+        "command": (" ".join(process.argv) or name or "[%s]" % stat.comm)[:COMMAND_LIMIT],
+        "age_s": round(boot_seconds() - stat.start_ticks / os.sysconf("SC_CLK_TCK"), 1),
+        "start_ticks": stat.start_ticks,
+        "run_id": (read_environ(pid) or {}).get(RUN_ENV),
+    }
+
+
+def user_name(uid: int) -> str:
+    """Return the login name of a uid, or the number where there is none, as in containers."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _family(probe_pid: int, table: Dict[int, Stat]) -> Set[int]:
+    """Return the probe, all of its ancestors (the shell and sshd that carry it) and all below it."""
+    family = {probe_pid}
+    parent = read_stat(probe_pid)
+    while parent is not None and parent.ppid not in family and parent.ppid > 0:
+        family.add(parent.ppid)
+        parent = read_stat(parent.ppid)
+    below = {probe_pid}
+    while below:
+        below = {stat.pid for stat in table.values() if stat.ppid in below}
+        family |= below
+    return family

@@ -1,0 +1,171 @@
+"""Verdicts from reports: tests/cases/checks.json holds one change of a clean report or plan each.
+
+A case's `report` and `plan` map dotted paths to new values (a whole section is given as its data, or as its error);
+`expect` lists every finding that is not ok; `says` gives text, parts separated by |, that a finding must contain.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from controller.core.checks import Finding, Level, findings, owned_outputs
+from controller.core.finding import age, size
+from remote_payload.host import probe
+from remote_payload.host.clear import claim, clear
+from remote_payload.host.probe_gpus import FIELDS, parse_gpus
+from remote_payload.host.protocol import Plan
+
+CASES = Path(__file__).resolve().parents[1] / "cases"
+CHECKS = json.loads((CASES / "checks.json").read_text())
+
+
+def base(name: str) -> dict[str, Any]:
+    return cast("dict[str, Any]", json.loads((CASES / f"{name}-8x-rtx-pro-6000.json").read_text()))
+
+
+def put(target: Any, path: str, value: Any) -> None:
+    *way, last = path.split(".")
+    for word in way:
+        target = target[int(word) if isinstance(target, list) else word]
+    target[int(last) if isinstance(target, list) else last] = value
+
+
+def changed_report(changes: dict[str, Any]) -> dict[str, Any]:
+    report = base("probe")
+    for path, value in changes.items():
+        name, _, rest = path.partition(".")
+        if rest:
+            put(report["sections"][name]["data"], rest, value)
+        elif "error" in value:
+            report["sections"][name] = {"ok": False, "seconds": 10.0, **value}
+        else:
+            report["sections"][name]["data"] = value
+    return report
+
+
+def changed_plan(changes: dict[str, Any]) -> Plan:
+    plan = base("plan")
+    for path, value in changes.items():
+        put(plan, path, value)
+    return cast("Plan", plan)
+
+
+def judge(case: dict[str, Any]) -> tuple[Finding, ...]:
+    return findings(
+        changed_report(case.get("report", {})), changed_plan(case.get("plan", {})), **case.get("args", {})
+    )
+
+
+@pytest.mark.parametrize("case", CHECKS, ids=[case["name"] for case in CHECKS])
+def test_case(case: dict[str, Any]) -> None:
+    found = judge(case)
+    assert sorted(f"{f.level} {f.code}" for f in found if f.level is not Level.OK) == case["expect"]
+    for code, parts in case.get("says", {}).items():
+        said = "\n".join(" ".join((f.what, f.why, f.fix)) for f in found if f.code == code)
+        for part in parts.split("|"):
+            assert part in said
+
+
+@pytest.mark.parametrize("case", CHECKS, ids=[case["name"] for case in CHECKS])
+def test_every_failure_says_what_to_do(case: dict[str, Any]) -> None:
+    for finding in judge(case):
+        assert finding.what
+        assert not finding.what.endswith(".")
+        assert finding.fix or finding.level is Level.OK, finding
+
+
+def test_case_names_are_distinct_and_the_report_is_what_the_driver_prints() -> None:
+    assert len({case["name"] for case in CHECKS}) == len(CHECKS)
+    printed = (CASES / "nvidia-smi-8x-rtx-pro-6000.csv").read_text()
+    gpus, unparsed = parse_gpus(printed, [field for _, field, _ in FIELDS])
+    assert base("probe")["sections"]["gpus"]["data"]["gpus"] == gpus
+    assert unparsed == []
+
+
+@pytest.mark.parametrize("name", ["gpus", "outputs", "model"])
+def test_a_section_that_is_not_reported_is_not_taken_for_good(name: str) -> None:
+    report = base("probe")
+    del report["sections"][name]
+    assert f"probe-{name}" in [f.code for f in findings(report, changed_plan({})) if f.level is Level.FAIL]
+
+
+def test_judging_changes_nothing() -> None:
+    report, plan = base("probe"), changed_plan({})
+    before = copy.deepcopy((report, plan))
+    findings(report, plan)
+    owned_outputs(report, plan)
+    assert (report, plan) == before
+
+
+class TestOwnedOutputs:
+    def test_carry_exactly_what_was_listed(self) -> None:
+        listed = {"outputs.outputs.0.digest": "d" * 64, "outputs.outputs.0.entries": 3, "outputs.outputs.0.bytes": 99}
+        (output,) = owned_outputs(changed_report(listed), changed_plan({}))
+        assert output == {
+            "path": "/data/out/kimi", "root": "/data/out", "stale": "fail", "adopt": False,
+            "digest": "d" * 64, "entries": 3, "bytes": 99,
+        }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        "changes", [{"outputs": {"error": "timed out"}}, {"outputs.outputs.0.path": "/data/out/other"}]
+    )
+    def test_what_is_not_listed_stays_as_planned(self, changes: dict[str, Any]) -> None:
+        assert owned_outputs(changed_report(changes), changed_plan({})) == tuple(changed_plan({})["job"]["outputs"])
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (595_148_192_736, "554.3 GiB"), (1 << 50, "1024.0 TiB")],
+)
+def test_sizes(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "unknown time"), (0.4, "0 s"), (59, "59 s"), (125, "2 min"), (11000, "3 h"), (200000, "2 d")],
+)
+def test_ages(seconds: float | None, text: str) -> None:
+    assert age(seconds) == text
+
+
+def test_this_machine_from_probe_to_clear(tmp_path: Path) -> None:
+    """The whole way on real files: probe, judge, put the listing into the plan, clear what was listed."""
+    root, data = tmp_path / "root", tmp_path / "prompts.jsonl"
+    root.mkdir()
+    data.write_text('{"input_ids": [1, 2, 3]}\n')
+    changes: dict[str, Any] = {
+        "host.workdir": str(tmp_path / "work"), "host.python": sys.executable, "host.accelerator": "cpu",
+        "host.gpus": 0,
+        "extract.model": str(tmp_path / "model"), "extract.data": str(data), "extract.max_samples": None,
+        "extract.engine.tensor_parallel_size": 1,
+        "job.outputs.0.path": str(root / "out"), "job.outputs.0.root": str(root), "job.outputs.0.stale": "clear",
+    }  # fmt: skip
+    plan = changed_plan(changes)
+    claim(plan["job"]["outputs"][0], "20261128-090000-000001")
+    (root / "out" / "hs_0.safetensors").write_bytes(bytes(1000))
+    request = {
+        "workdir": plan["host"]["workdir"], "accelerator": "cpu", "python": sys.executable, "gpus": 0,
+        "kind": "extract", "outputs": plan["job"]["outputs"], "model": str(tmp_path / "model"), "data": str(data),
+        "deadline_s": 45.0, "lease_dir": str(tmp_path / "lease"),
+    }  # fmt: skip
+    out = io.BytesIO()
+    probe.main(request, b"", out)
+    report = json.loads(out.getvalue())
+
+    by_code = {finding.code: finding for finding in findings(report, plan, bytes_expected=10_000)}
+    assert not [code for code in by_code if code.startswith("probe-")], "a section failed on this machine"
+    assert by_code["model-missing"].level is Level.FAIL
+    assert by_code["data"].what.startswith("1 line of tokens")
+    assert by_code["output-clear"].what == f"1 entry (1000 B) in {root / 'out'} will be deleted"
+
+    (output,) = owned_outputs(report, plan)
+    assert clear(output, plan["run_id"])["deleted_entries"] == 1
+    assert [path.name for path in (root / "out").iterdir()] == [".ctl-owner.json"]
