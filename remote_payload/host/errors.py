@@ -1,0 +1,19 @@
+"""The one error that a verb reports to the workstation in words; `main` prints it as JSON."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+
+class HostError(Exception):
+    """Why a verb could not do its work: what happened, why (evidence), what to do, and a stable kebab-case code."""
+
+    def __init__(self, code: str, what: str, why: str = "", fix: str = "") -> None:
+        super().__init__(what if not why else "%s: %s" % (what, why))
+        self.code = code
+        self.what = what
+        self.why = why
+        self.fix = fix
+
+    def to_dict(self) -> Dict[str, str]:
+        return {"code": self.code, "what": self.what, "why": self.why, "fix": self.fix}

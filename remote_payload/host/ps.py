@@ -1,0 +1,152 @@
+"""Where every run of a workdir stands, judged from its files and the processes, each verdict with its evidence."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from typing import Any, BinaryIO, Dict, List, NamedTuple, Optional, Set
+
+from remote_payload.host.errors import HostError
+from remote_payload.host.files import read_json
+from remote_payload.host.lease import lease_folder, list_leases
+from remote_payload.host.liveness import Readings, judge, read_readings
+from remote_payload.host.members import find_members, recorded
+from remote_payload.host.protocol import (
+    RUN_ID,
+    WIRE,
+    EndReason,
+    Layout,
+    Liveness,
+    RunPaths,
+    RunState,
+    check_record,
+)
+
+
+class Standing(NamedTuple):
+    """The verdict on one run. `run` and `result` are the records it rests on, where they exist."""
+
+    state: RunState
+    evidence: str
+    end_reason: Optional[str] = None
+    run: Optional[Dict[str, Any]] = None
+    result: Optional[Dict[str, Any]] = None
+
+    @property
+    def step(self) -> Optional[str]:
+        record = self.result or self.run or {}
+        return record.get("step")
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (RunState.FINISHED, RunState.LOST)
+
+
+def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
+    """Verb `ps`: {"workdir", "lease_dir"}; answers {"wire", "runs": [...], "leases": [...]}, the newest run first."""
+    check_record(request, {"workdir": str}, "ps request")
+    layout = Layout(request["workdir"])
+    names = os.listdir(layout.runs) if os.path.isdir(layout.runs) else []
+    rows: List[Dict[str, Any]] = []
+    lease_dirs: Set[Optional[str]] = {None, request.get("lease_dir")}
+    for run_id in sorted((name for name in names if RUN_ID.fullmatch(name)), reverse=True):
+        try:
+            plan = read_json(layout.run(run_id).plan) or {}
+            lease_dirs.add((plan.get("host") or {}).get("lease_dir"))
+            rows.append(_row(run_id, plan, judge_run(layout.run(run_id))))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            # One damaged folder must not hide the others, nor pass for a run that ended well.
+            evidence = "its records cannot be read: %s: %s" % (type(error).__name__, error)
+            rows.append(_row(run_id, {}, Standing(RunState.LOST, evidence)))
+    document = {"wire": WIRE, "runs": rows, "leases": _leases(lease_dirs)}
+    out.write(json.dumps(document).encode() + b"\n")
+    return 0
+
+
+def judge_run(paths: RunPaths, readings: Optional[Readings] = None) -> Standing:
+    """Say where a run stands. Raises OSError, ValueError or KeyError if its records are damaged."""
+    over = _finished(paths)
+    if over is not None:
+        return over
+    run = read_json(paths.run)
+    if run is None:
+        return _without_record(paths)
+    here = readings or read_readings()
+    recorded_state = RunState(run["state"])
+    verdict, evidence = judge(run["supervisor"], here)
+    if verdict is Liveness.ALIVE:
+        return Standing(recorded_state, "supervisor: %s" % evidence, run=run)
+    if verdict is Liveness.UNKNOWN:
+        text = "last recorded as %s; not to be judged from here: %s" % (recorded_state.value, evidence)
+        return Standing(recorded_state, text, run=run)
+    # It may have ended in order between the first look and the verdict.
+    over = _finished(paths)
+    if over is not None:
+        return over
+    evidence = "supervisor: %s" % evidence
+    if run["supervisor"]["boot"] != here.boot:
+        return Standing(RunState.LOST, evidence, run=run)
+    members = find_members(os.path.basename(paths.folder), recorded(paths.tree), proc=here.proc)
+    if members:
+        names = ", ".join("%d (%s)" % (m.pid, m.comm) for m in members[:8])
+        text = "%s; %d processes of the job live: %s" % (evidence, len(members), names)
+        return Standing(RunState.ORPHANED, text, run=run)
+    return Standing(RunState.LOST, "%s; no process of the job lives" % evidence, run=run)
+
+
+def _finished(paths: RunPaths) -> Optional[Standing]:
+    result = read_json(paths.result)
+    if result is None:
+        return None
+    text = "result.json: %s" % result["message"]
+    return Standing(RunState.FINISHED, text, result["end_reason"], run=read_json(paths.run), result=result)
+
+
+def _without_record(paths: RunPaths) -> Standing:
+    if os.path.exists(paths.cancelled):
+        return Standing(RunState.FINISHED, "it was given up before it was launched", EndReason.CANCELLED.value)
+    try:
+        descriptor = os.open(paths.start_lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return Standing(RunState.LOST, "there is no record of a launch")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return Standing(RunState.LAUNCHING, "start.lock is held")
+    finally:
+        os.close(descriptor)
+    # Launched between the two looks, perhaps: whoever gave up the lock wrote one of these first.
+    over = _finished(paths)
+    run = read_json(paths.run)
+    if over is not None or run is not None:
+        return over or Standing(RunState(run["state"] if run else RunState.LAUNCHING), "just launched", run=run)
+    return Standing(RunState.LOST, "its launch ended before a supervisor held it; nothing was started")
+
+
+def _row(run_id: str, plan: Dict[str, Any], standing: Standing) -> Dict[str, Any]:
+    run, job = standing.run or {}, plan.get("job") or {}
+    return {
+        "run_id": run_id,
+        "name": run.get("name") or job.get("name"),
+        "kind": run.get("kind") or job.get("kind"),
+        "payload": run.get("payload") or plan.get("payload"),  # what operates the run from anywhere
+        "user": run.get("user"),
+        "state": standing.state.value,
+        "step": standing.step,
+        "end_reason": standing.end_reason,
+        "started": run.get("started"),
+        "ended": (standing.result or {}).get("ended"),
+        "evidence": standing.evidence,
+    }
+
+
+def _leases(folders: Set[Optional[str]]) -> List[Dict[str, Any]]:
+    found = {}
+    for folder in folders:
+        try:
+            path = lease_folder(folder, create=False)
+            found[path] = list_leases(path)
+        except (HostError, OSError) as error:
+            found[str(folder)] = [{"resource": str(folder), "state": "unknown", "evidence": str(error)}]
+    return [lease for path in sorted(found) for lease in found[path]]

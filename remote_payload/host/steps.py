@@ -1,0 +1,264 @@
+"""The steps of a job: look at the GPUs again, make the outputs ready, run a program under limits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+from remote_payload.host.children import CommandFailed, reap_adopted, registering
+from remote_payload.host.finish import Ending
+from remote_payload.host.leftovers import busy_gpus
+from remote_payload.host.liveness import Stat, boot_seconds, identity, read_stat
+from remote_payload.host.members import HELPER_ENV, RUN_ENV, Tree, find_descendants, snapshot, stop_members
+from remote_payload.host.protocol import EndReason, Layout, ProcessIdentity, RunPaths
+from remote_payload.host.pump import LogFiles, PumpKeeper
+
+FOREIGN_MEMORY_LIMIT = 1 << 30
+"""Bytes in use on a GPU at recheck that count as occupied; display servers and driver contexts stay below."""
+
+TICK_S = 0.1
+"""How soon the end of the job, or a request to stop, is noticed."""
+
+LOOK_S = 1.0
+"""How often log pump and limits are looked at."""
+
+TREE_S = 2.0
+"""How often the process tree is recorded; a pass over /proc takes some 20 ms on a busy host."""
+
+
+SETTLE_S = 3.0
+"""For what a program leaves to end by itself, as Python's resource tracker does once its pipe is closed."""
+
+
+class Run(NamedTuple):
+    """What a step needs to know of the run that it is part of."""
+
+    paths: RunPaths
+    plan: Dict[str, Any]
+    environ: Dict[str, str]  # of exec and verify steps, secrets included
+    uuids: List[str]  # of the leased GPUs, [] on a CPU host
+    lease_fds: List[int]
+    pipe: int
+    keeper: PumpKeeper
+    tree: Tree
+    find: Callable[[], List[Stat]]
+    emit: Callable[..., None]
+    stop_requested: Callable[[], bool]
+    note_job: Callable[[Optional[ProcessIdentity]], None]
+    boot_s: float
+    grace_s: float
+
+
+class StepEnded(Exception):
+    """The run ends with this step."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.message)
+        self.ending = ending
+
+
+def job_environment(plan: Dict[str, Any], workdir: str, secrets: Dict[str, str]) -> Dict[str, str]:
+    """Return the environment of exec and verify steps: the login's, the plan's, the secrets, and ours on top."""
+    run_id = plan["run_id"]
+    environ = {name: value for name, value in os.environ.items() if name != HELPER_ENV}
+    environ.update(plan["job"]["env"])
+    environ.update(secrets)
+    payload = Layout(workdir).payload(plan["payload"])
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (payload, environ.get("PYTHONPATH"))))
+    environ["PYTHONUNBUFFERED"] = "1"
+    # setproctitle, which vLLM calls, otherwise overwrites the very memory that /proc/PID/environ shows.
+    environ["SPT_NOENV"] = "1"
+    environ["VLLM_PROCESS_NAME_PREFIX"] = "ctl-%s" % run_id
+    environ[RUN_ENV] = run_id
+    environ["CTL_RUN_DIR"] = Layout(workdir).run(run_id).folder
+    environ["CTL_HOST"] = plan["host"]["name"]
+    return environ
+
+
+def perform(step: Dict[str, Any], run: Run) -> None:
+    """Do one step. Raises StepEnded if the run ends with it."""
+    if step["kind"] == "recheck":
+        _recheck(step, run)
+    elif step["kind"] == "clear":
+        _clear(step, run)
+    else:
+        _execute(step, run)
+
+
+def _recheck(step: Dict[str, Any], run: Run) -> None:
+    if not run.uuids:
+        return
+    try:
+        busy = busy_gpus(run.uuids, FOREIGN_MEMORY_LIMIT)
+    except CommandFailed as error:
+        busy = str(error)
+    if busy:
+        message = "the GPUs are no longer free: %s" % busy
+        raise StepEnded(Ending(EndReason.RECHECK_FAILED, message, step["name"]))
+
+
+def _clear(step: Dict[str, Any], run: Run) -> None:
+    # Imported here: only runs with outputs need what it brings along.
+    from remote_payload.host.clear import ClearError, claim, clear
+
+    for output in run.plan["job"]["outputs"]:
+        try:
+            report = clear(output, run.plan["run_id"])
+            claim(output, run.plan["run_id"])
+        except ClearError as error:
+            raise StepEnded(Ending(error.end_reason, str(error), step["name"])) from error
+        run.emit(
+            "notice",
+            level="info",
+            code="cleared",
+            text="%(path)s is ready (%(stale)s): %(deleted_entries)d entries deleted, %(remaining)d kept" % report,
+        )
+
+
+def _execute(step: Dict[str, Any], run: Run) -> None:
+    watchdog = Watchdog(run)  # before the start: a quick job's first event must count
+    process = _spawn(step, run)
+    leader = read_stat(process.pid)
+    if leader is not None:
+        run.tree.note([leader])  # at once: should the supervisor die now, this is how the job is found
+    run.note_job(identity(process.pid))
+    look = tree = time.monotonic()
+    try:
+        while process.poll() is None:
+            if run.stop_requested():
+                raise StepEnded(Ending(EndReason.STOPPED, "stopped on request", step["name"]))
+            now = time.monotonic()
+            if now >= look:
+                look = now + LOOK_S
+                if run.keeper.ensure():
+                    run.emit("notice", level="info", code="pump-started", text="a log pump was started")
+                broken = watchdog.check()
+                if broken:
+                    raise StepEnded(Ending(EndReason.LIMIT_EXCEEDED, broken, step["name"]))
+            if now >= tree:
+                tree = now + TREE_S
+                run.tree.note(find_descendants([os.getpid()], snapshot(), run.plan["run_id"]).values())
+                reap_adopted()
+            time.sleep(TICK_S)
+    finally:
+        with registering() as own:
+            own.discard(process.pid)  # nobody waits for it any more; if it still runs, it is reaped as a member
+    _settle(step, run)
+    run.note_job(None)
+    _judge_exit(step, run, process.returncode)
+
+
+def _spawn(step: Dict[str, Any], run: Run) -> "subprocess.Popen[bytes]":
+    try:
+        with registering() as own:
+            process = subprocess.Popen(
+                step["argv"],
+                cwd=run.plan["job"]["cwd"],
+                env=run.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=run.pipe,
+                stderr=run.pipe,
+                pass_fds=run.lease_fds,  # the lease is held until the job is dead, even if we die first
+                start_new_session=True,
+            )
+            own.add(process.pid)
+    except (OSError, ValueError) as error:
+        message = "%s could not be started: %s" % (step["argv"][0], error)
+        raise StepEnded(Ending(_failure(step), message, step["name"])) from error
+    return process
+
+
+def _settle(step: Dict[str, Any], run: Run) -> None:
+    """End what the program left running: the next step must not race with it."""
+    deadline = time.monotonic() + SETTLE_S
+    while run.find() and time.monotonic() < deadline:
+        reap_adopted()
+        time.sleep(TICK_S)
+    report = stop_members(run.find, run.grace_s, reap_adopted)
+    if report.killed:
+        names = sorted({"%(pid)d (%(comm)s)" % item for item in report.killed})
+        text = "%s left processes behind, which were ended: %s" % (step["name"], ", ".join(names[:16]))
+        run.emit("notice", level="warn", code="processes-left", text=text)
+
+
+def _judge_exit(step: Dict[str, Any], run: Run, code: int) -> None:
+    name = step["name"]
+    if code < 0:
+        message = "%s was killed by %s" % (name, _signal_name(-code))
+        raise StepEnded(Ending(_failure(step, EndReason.JOB_SIGNALED), message, name, signal=-code))
+    allowed = run.plan["job"]["success"].get("exit_codes", [0]) if step["kind"] == "exec" else [0]
+    if code not in allowed:
+        raise StepEnded(Ending(_failure(step), "%s exited with code %d" % (name, code), name, exit_code=code))
+
+
+def _failure(step: Dict[str, Any], otherwise: EndReason = EndReason.JOB_FAILED) -> EndReason:
+    return EndReason.VERIFY_FAILED if step["kind"] == "verify" else otherwise
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # the real-time signals have numbers only
+        return "signal %d" % number
+
+
+class Watchdog:
+    """The limits of one exec or verify step: time to the first progress, silence, and the run's total time."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        limits = run.plan["job"]["limits"]
+        self._load_s: Optional[float] = limits.get("load_timeout_s")
+        self._silence_s: Optional[float] = limits.get("silence_timeout_s")
+        self._time_s: Optional[float] = limits.get("time_limit_s")
+        self._begun = self._heard = boot_seconds()
+        self._progressed = False
+        self._driver = os.path.join(run.paths.events, "driver.jsonl")
+        # An earlier step may have written to the same file; only progress from here on counts.
+        self._offset = _size(self._driver)
+        self._written = self._total_written()
+
+    def check(self) -> Optional[str]:
+        """Return which limit is exceeded and by how long, None while all is well."""
+        now = boot_seconds()
+        written = self._total_written()
+        if written != self._written:
+            self._written, self._heard = written, now
+        if self._time_s is not None and now - self._run.boot_s > self._time_s:
+            return "time_limit: the run has taken %.0f s (limit %g s)" % (now - self._run.boot_s, self._time_s)
+        if self._silence_s is not None and now - self._heard > self._silence_s:
+            silent = now - self._heard
+            return "silence_timeout: no line of log and no event for %.0f s (limit %g s)" % (silent, self._silence_s)
+        if self._load_s is not None and now - self._begun > self._load_s and not self._has_progressed():
+            loading = now - self._begun
+            return "load_timeout: no sample was finished within %.0f s (limit %g s)" % (loading, self._load_s)
+        return None
+
+    def _has_progressed(self) -> bool:
+        if not self._progressed and _size(self._driver) > self._offset:
+            with open(self._driver, "rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+            # A line may still be half written: it is looked at again, whole, the next time.
+            whole = data.rpartition(b"\n")[0]
+            self._progressed = b'"type":"progress"' in whole
+            self._offset += len(whole)
+        return self._progressed
+
+    def _total_written(self) -> int:
+        total = sum(_size(path) for path in LogFiles(self._run.paths).segments())
+        for folder in (self._run.paths.events, self._run.paths.ledger):
+            # Our own samples and notices are no sign of life of the job.
+            names = (name for name in os.listdir(folder) if name != "supervisor.jsonl")
+            total += sum(_size(os.path.join(folder, name)) for name in names)
+        return total
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,174 @@
+"""Stop a run and prove that it is gone: through its supervisor while that lives, in its place when it is dead."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any, BinaryIO, Dict, List
+
+from remote_payload.host.children import reap_adopted
+from remote_payload.host.errors import HostError
+from remote_payload.host.files import read_json, write_json
+from remote_payload.host.finish import Ending, clean_up, read_baseline, write_result
+from remote_payload.host.journal import EventWriter
+from remote_payload.host.lease import clear_record, user_name
+from remote_payload.host.liveness import Stat, boot_seconds, judge, read_readings, send_signal
+from remote_payload.host.members import Tree, find_members
+from remote_payload.host.protocol import (
+    EndReason,
+    Layout,
+    Liveness,
+    ProcessIdentity,
+    RunPaths,
+    RunState,
+    check_plan,
+    check_record,
+    check_run_id,
+)
+from remote_payload.host.ps import Standing, judge_run
+from remote_payload.host.pump import PumpKeeper, open_pipe
+from remote_payload.host.start import hold_start_lock
+from remote_payload.host.supervisor import STOP_REQUEST
+
+FINISH_S = 30.0
+"""Beyond the grace: killing, draining the log, and the driver freeing the memory."""
+
+LOCK_WAIT_S = 30.0
+
+
+def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
+    """Verb `stop`: {"workdir", "run_id", "grace_s", "force"}; with `force` there is no grace, and no hung supervisor.
+
+    Answers {"state", "end_reason", "gpus_clean", "killed", "leftovers", "message"}; a run that is over is left as it
+    is. Raises HostError if the run was never launched or cannot be judged from here.
+    """
+    check_record(request, {"workdir": str, "run_id": str, "grace_s": (int, float), "force": bool}, "stop request")
+    paths = Layout(request["workdir"]).run(check_run_id(request["run_id"]))
+    if not os.path.isdir(paths.folder):
+        raise HostError("no-such-run", "this host has no run %s" % request["run_id"], "", "ctl ps lists its runs")
+    grace_s = 0.0 if request["force"] else float(request["grace_s"])
+    answer = _stop(request["workdir"], paths, grace_s, bool(request["force"]))
+    out.write(json.dumps(answer).encode() + b"\n")
+    return 0
+
+
+def _stop(workdir: str, paths: RunPaths, grace_s: float, force: bool) -> Dict[str, Any]:
+    standing = judge_run(paths)
+    run = standing.run
+    if standing.state is RunState.FINISHED:
+        return _answer(standing, [])
+    if run is None:
+        raise HostError(
+            "not-launched", "the run was not launched", standing.evidence, "start it, or give it up with cancel"
+        )
+    supervisor: ProcessIdentity = run["supervisor"]
+    alive, evidence = judge(supervisor)
+    if alive is Liveness.UNKNOWN:
+        raise HostError(
+            "not-ours-to-judge", "the run cannot be stopped from here", evidence, "log in where it was started"
+        )
+    if alive is Liveness.ALIVE:
+        if _ask_supervisor(paths, supervisor, grace_s, force):
+            return _answer(judge_run(paths), [])
+        if not force:
+            standing = judge_run(paths)
+            text = "the supervisor is still stopping it after %g s" % (grace_s + FINISH_S)
+            return dict(_answer(standing, []), message=text)
+        send_signal(supervisor["pid"], supervisor["start_ticks"], signal.SIGKILL)
+        _wait_dead(supervisor)
+    with hold_start_lock(paths, LOCK_WAIT_S):
+        if os.path.exists(paths.result):  # another stop was faster
+            return _answer(judge_run(paths), [])
+        return _stop_in_its_place(workdir, paths, run, grace_s)
+
+
+def _ask_supervisor(paths: RunPaths, supervisor: ProcessIdentity, grace_s: float, force: bool) -> bool:
+    """Send the request and wait; return whether the run ended in order."""
+    write_json(os.path.join(paths.folder, STOP_REQUEST), {"grace_s": grace_s, "by": user_name()})
+    send_signal(supervisor["pid"], supervisor["start_ticks"], signal.SIGTERM)
+    deadline = time.monotonic() + grace_s + FINISH_S
+    while time.monotonic() < deadline:
+        if os.path.exists(paths.result):
+            return True
+        if judge(supervisor)[0] is Liveness.DEAD:
+            # It may have written the result in its last moment.
+            return os.path.exists(paths.result)
+        time.sleep(0.1)
+    return False
+
+
+def _wait_dead(supervisor: ProcessIdentity) -> None:
+    deadline = time.monotonic() + 5.0
+    while judge(supervisor)[0] is Liveness.ALIVE:
+        if time.monotonic() >= deadline:
+            raise HostError(
+                "supervisor-unkillable", "the supervisor does not die", judge(supervisor)[1], "reboot the host"
+            )
+        time.sleep(0.05)
+
+
+def _stop_in_its_place(workdir: str, paths: RunPaths, run: Dict[str, Any], grace_s: float) -> Dict[str, Any]:
+    plan = check_plan(read_json(paths.plan))
+    run_id = plan["run_id"]
+    tree = Tree(paths.tree)
+    # Recorded pids are of the supervisor's boot; after a reboot they may belong to anybody.
+    known = tree.known if _same_boot(run["supervisor"]) else set()
+
+    def find() -> List[Stat]:
+        found = find_members(run_id, known)
+        tree.note(found)
+        return found
+
+    keeper = PumpKeeper(workdir, run_id)
+    # Held open while the members die: what they printed last would otherwise vanish with the last of them.
+    pipe = open_pipe(paths) if os.path.exists(paths.pipe) else None
+    keeper.ensure()
+    baseline = read_baseline(paths)
+    events = EventWriter(paths.events, "stop", run_id, plan["host"]["name"])
+    events.emit("state", state=RunState.STOPPING.value, text="stopped without its supervisor, which is dead")
+    done = clean_up(
+        paths,
+        find=find,
+        reap=reap_adopted,
+        known=lambda: known,
+        grace_s=grace_s,
+        baseline=baseline,
+        started=time.time() - max(0.0, boot_seconds() - run["boot_s"]),
+        pipe=pipe,
+        keeper=keeper,
+    )
+    leftovers = list(done.leftovers)
+    for path in baseline.leases if baseline else []:
+        problem = clear_record(path, run_id, done.clean is True)
+        if problem:
+            leftovers.append({"path": path, "reason": problem})
+    message = "stopped; its supervisor had died before (%s)" % done.evidence
+    ending = Ending(EndReason.STOPPED, message, run.get("step"))
+    events.emit(
+        "end",
+        end_reason=ending.end_reason.value,
+        exit_code=None,
+        signal=None,
+        message=message,
+        gpus_clean=done.clean,
+    )
+    write_result(paths, plan, ending, clean=done.clean, leftovers=leftovers, boot_s=run["boot_s"], baseline=baseline)
+    return _answer(judge_run(paths), done.stopped.killed)
+
+
+def _answer(standing: Standing, killed: List[Dict[str, Any]]) -> Dict[str, Any]:
+    result = standing.result or {}
+    return {
+        "state": standing.state.value,
+        "end_reason": standing.end_reason,
+        "gpus_clean": result.get("gpus_clean", "unknown"),
+        "killed": killed,
+        "leftovers": result.get("leftovers", []),
+        "message": result.get("message", standing.evidence),
+    }
+
+
+def _same_boot(process: ProcessIdentity) -> bool:
+    return process["boot"] == read_readings().boot

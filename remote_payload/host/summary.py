@@ -1,0 +1,123 @@
+"""summary.json: an envelope that is the same for every kind of run, and what the run's verify step found."""
+
+from __future__ import annotations
+
+import glob
+import os
+import platform
+from typing import Any, Dict, List
+
+from remote_payload.host.files import read_json, read_lines
+from remote_payload.host.protocol import WIRE, EndReason, Result, RunPaths, RunState
+
+SCHEMA_VERSION = 1
+
+PHASE_TIMINGS = {"load": "load_s", "capture": "extract_s"}
+"""Phases of the driver whose duration is a timing of the summary; `verify.json` knows better where it has one."""
+
+STEP_TIMINGS = {"rehearse": "rehearse_s"}
+
+FIXES = {
+    EndReason.JOB_FAILED: "read the first exception above, or the end of the log",
+    EndReason.JOB_SIGNALED: "look for an out-of-memory kill in the host's kernel log",
+    EndReason.VERIFY_FAILED: "compare the missing list with the log; --stale resume keeps the files that are there",
+    EndReason.LIMIT_EXCEEDED: "raise the limit in the playbook if the job was still working",
+    EndReason.LEASE_BUSY: "wait for that run, or stop it",
+    EndReason.LEASE_DIRTY: "have the run's owner stop it with ctl stop, then launch again",
+    EndReason.RECHECK_FAILED: "free the GPUs, then launch again",
+    EndReason.CLEAR_CHANGED: "run preflight again and look at the folder",
+    EndReason.CLEAR_FAILED: "remove the obstacle by hand, then launch again",
+    EndReason.SUPERVISOR_FAILED: "read supervisor.log in the run folder",
+}
+
+
+def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict[str, Any]:
+    """Return the summary of a run that ends with `result`.
+
+    Everything of verify.json is merged in; its `timings` and `versions` are added to ours, its `problems` follow the
+    exceptions. A verify.json that cannot be read becomes a problem itself.
+    """
+    events = _read_events(paths)
+    problems = fold_exceptions(events)
+    try:
+        verify = read_json(paths.verify) or {}
+    except (OSError, ValueError) as error:
+        verify = {}
+        what = "verify.json cannot be read"
+        problems.append({"code": "verify-unreadable", "what": what, "why": str(error), "fix": ""})
+    problems += verify.pop("problems", [])
+    reason = EndReason(result["end_reason"])
+    if reason not in (EndReason.SUCCEEDED, EndReason.STOPPED, EndReason.CANCELLED):
+        problems.append({"code": reason.value, "what": result["message"], "why": "", "fix": FIXES[reason]})
+    if result["gpus_clean"] is False:
+        problems.append(
+            {
+                "code": "not-clean",
+                "what": "the run left something behind on the host",
+                "why": "; ".join(str(item) for item in result["leftovers"]),
+                "fix": "have the processes ended by an administrator; the lease stays dirty until then",
+            }
+        )
+    timings = {**plan["timings"], **_measured(events), **verify.pop("timings", {})}
+    versions = {
+        "ctl": plan.get("ctl_version"),
+        "wire": WIRE,
+        "payload": plan["payload"],
+        "bootstrap_python": platform.python_version(),
+        **verify.pop("versions", {}),
+    }
+    return {
+        **verify,
+        "schema_version": SCHEMA_VERSION,
+        "kind": plan["job"]["kind"],
+        "run_id": plan["run_id"],
+        "state": RunState.FINISHED.value,
+        "end_reason": reason.value,
+        "hosts": [plan["host"]["name"]],
+        "timings": timings,
+        "versions": versions,
+        "gpus_clean": result["gpus_clean"],
+        "problems": problems,
+    }
+
+
+def fold_exceptions(events: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """Return one problem for each distinct traceback among the `exception` events, the earliest first.
+
+    `rank` is the rank that failed first with it (None: the driver), `ranks` all of them in that order.
+    """
+    folded: Dict[str, Dict[str, Any]] = {}
+    for event in sorted((e for e in events if e.get("type") == "exception"), key=lambda e: e.get("t") or 0.0):
+        traceback = str(event.get("traceback") or "")
+        key = traceback or "%s: %s" % (event.get("exc_type"), event.get("message"))
+        rank = event.get("rank")
+        if key in folded:
+            if rank not in folded[key]["ranks"]:
+                folded[key]["ranks"].append(rank)
+            continue
+        folded[key] = {
+            "code": "exception",
+            # Some exceptions have no text at all; the type alone is then the message.
+            "what": ": ".join(str(part) for part in (event.get("exc_type"), event.get("message")) if part),
+            "why": "raised in %s" % event["where"] if event.get("where") else "",
+            "fix": "",
+            "traceback": traceback,
+            "rank": rank,
+            "ranks": [rank],
+        }
+    return list(folded.values())
+
+
+def _read_events(paths: RunPaths) -> List[Dict[str, Any]]:
+    files = sorted(glob.glob(os.path.join(glob.escape(paths.events), "*.jsonl")))
+    return [event for path in files for event in read_lines(path)]
+
+
+def _measured(events: List[Dict[str, Any]]) -> Dict[str, float]:
+    timings = {}
+    for event in events:
+        if event.get("status") == "done" and isinstance(event.get("seconds"), (int, float)):
+            name = (PHASE_TIMINGS if event.get("type") == "phase" else STEP_TIMINGS).get(str(event.get("name")))
+            if name:
+                timings[name] = event["seconds"]
+    return timings

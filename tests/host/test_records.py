@@ -1,0 +1,163 @@
+"""Files, journals and the summary; and that every module of the host side imports alone, without site-packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote_payload.host.files import atomic_write, read_json, read_lines, sha256_of, tail_text
+from remote_payload.host.journal import EventWriter, Journal
+from remote_payload.host.protocol import Result, RunPaths
+from remote_payload.host.summary import build_summary, fold_exceptions
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = sorted(path.stem for path in (ROOT / "remote_payload" / "host").glob("*.py") if path.stem != "__init__")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_host_module_imports_without_site_packages(module: str) -> None:
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import remote_payload.host.{module}"
+    run = subprocess.run(
+        [sys.executable, "-S", "-I", "-B", "-W", "error", "-c", code], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_atomic_write_replaces_whole_and_leaves_nothing_when_it_fails(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    atomic_write(str(path), b"one")
+    atomic_write(str(path), b"two")
+    assert path.read_bytes() == b"two"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        atomic_write(str(tmp_path / "folder"), b"x")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file.json", "folder"]
+
+
+def test_documents_are_read_or_named(tmp_path: Path) -> None:
+    assert read_json(str(tmp_path / "absent")) is None
+    (tmp_path / "bad").write_text("{")
+    with pytest.raises(ValueError, match="bad is not JSON"):
+        read_json(str(tmp_path / "bad"))
+    (tmp_path / "list").write_text("[]")
+    with pytest.raises(ValueError, match="holds no JSON object"):
+        read_json(str(tmp_path / "list"))
+
+
+def test_lines_that_are_cut_or_foreign_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"a":1}\n[2]\n\xff\n{"b":2}\n{"c":')
+    assert read_lines(str(tmp_path / "a.jsonl")) == [{"a": 1}, {"b": 2}]
+    assert read_lines(str(tmp_path / "absent")) == []
+
+
+def test_digest_and_tail(tmp_path: Path) -> None:
+    (tmp_path / "1").write_bytes(b"ab")
+    (tmp_path / "2").write_bytes(b"c")
+    size, digest = sha256_of([str(tmp_path / "1"), str(tmp_path / "2")])
+    assert (size, digest[:8]) == (3, "ba7816bf")
+    assert tail_text(str(tmp_path / "1"), 1) == "b"
+    assert tail_text(str(tmp_path / "absent")) == ""
+
+
+def test_a_journal_goes_on_after_a_cut_line(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    Journal(str(path)).append({"index": 1}, durable=True)
+    with path.open("ab") as file:
+        file.write(b'{"index":')
+    Journal(str(path)).append({"index": 2, "text": "☃ \udcff"})
+    assert [record.get("index") for record in read_lines(str(path))] == [1, 2]
+
+
+def test_events_of_many_threads_have_one_sequence_that_survives_a_restart(tmp_path: Path) -> None:
+    writer = EventWriter(str(tmp_path), "rank-0", "run", "box")
+    threads = [
+        threading.Thread(target=lambda: [writer.emit("notice", text="x" * 500) for _ in range(50)]) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    writer.close()
+    EventWriter(str(tmp_path), "rank-0", "run", "box").emit("notice", text="again")
+    events = read_lines(str(tmp_path / "rank-0.jsonl"))
+    assert [event["seq"] for event in events] == list(range(1, 402))
+    assert {key: events[-1][key] for key in ("wire", "run", "host", "writer", "type", "text")} == {
+        "wire": 1, "run": "run", "host": "box", "writer": "rank-0", "type": "notice", "text": "again",
+    }  # fmt: skip
+
+
+def exception(rank: int | None, t: float, traceback: str, message: str = "boom") -> dict[str, Any]:
+    return {
+        "type": "exception", "rank": rank, "t": t, "exc_type": "TypeError", "message": message,
+        "traceback": traceback, "where": "forward",
+    }  # fmt: skip
+
+
+def test_equal_tracebacks_are_folded_under_the_rank_that_failed_first() -> None:
+    events = [exception(0, 2.0, "A"), exception(3, 1.0, "A"), exception(None, 3.0, "B", ""), exception(0, 4.0, "A")]
+    first, second = fold_exceptions(events)
+    assert (first["rank"], first["ranks"], first["what"], first["traceback"]) == (3, [3, 0], "TypeError: boom", "A")
+    assert (second["rank"], second["what"]) == (None, "TypeError"), "an exception without a text keeps its type"
+
+
+def result(**changes: Any) -> Result:
+    base = Result(
+        wire=1, run_id="20260101-000000-aaaaaa", end_reason="job-failed", step="job", exit_code=1, signal=None,
+        oom_killed=None, message="job exited with code 1", ended="", duration_s=1.0, gpus_clean=True, leftovers=[],
+        log_bytes=0, log_sha256="",
+    )  # fmt: skip
+    base.update(changes)  # type: ignore[typeddict-item]
+    return base
+
+
+PLAN: dict[str, Any] = {
+    "run_id": "20260101-000000-aaaaaa", "payload": "0" * 64, "ctl_version": "1", "timings": {"push_s": 1.0},
+    "job": {"kind": "extract"}, "host": {"name": "box"},
+}  # fmt: skip
+
+
+def test_the_summary_merges_verify_and_lists_causes_before_the_verdict(tmp_path: Path) -> None:
+    paths = RunPaths(str(tmp_path))
+    writer = EventWriter(paths.events, "driver", "run", "box")
+    writer.emit("phase", name="load", status="done", seconds=12.0)
+    writer.emit("phase", name="capture", status="done", seconds=5.0)
+    EventWriter(paths.events, "rank-0", "run", "box").emit(
+        "exception", rank=0, exc_type="E", message="", traceback="T"
+    )
+    verify = {
+        "samples": {"expected": 3},
+        "timings": {"extract_s": 4.0},
+        "problems": [{"code": "missing"}],
+        "run_id": "x",
+    }
+    Path(paths.verify).write_text(json.dumps(verify))
+
+    summary = build_summary(paths, PLAN, result(gpus_clean=False, leftovers=[{"pid": 5}]))
+    assert summary["timings"] == {"push_s": 1.0, "load_s": 12.0, "extract_s": 4.0}
+    assert [p["code"] for p in summary["problems"]] == ["exception", "missing", "job-failed", "not-clean"]
+    assert summary["samples"] == {"expected": 3}
+    assert summary["run_id"] == PLAN["run_id"], "the envelope wins over what verify wrote"
+    assert (summary["state"], summary["hosts"], summary["schema_version"]) == ("finished", ["box"], 1)
+
+
+def test_an_unreadable_verify_is_a_problem_not_a_crash(tmp_path: Path) -> None:
+    (tmp_path / "verify.json").write_text("{")
+    summary = build_summary(RunPaths(str(tmp_path)), PLAN, result(end_reason="succeeded"))
+    assert [p["code"] for p in summary["problems"]] == ["verify-unreadable"]
+
+
+def test_unknown_verbs_are_a_usage_error() -> None:
+    main = ROOT / "remote_payload" / "host" / "main.py"
+    run = subprocess.run([sys.executable, "-S", "-I", "-B", main, "dance"], capture_output=True, text=True)
+    assert run.returncode == 64
+    assert "usage: main.py probe|start|" in run.stderr
+    assert os.fspath(main).endswith("main.py")

@@ -1,0 +1,148 @@
+"""Stopping: through the supervisor, without it, and what ps says meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from support.hostrun import HostRun, wait_until
+
+from remote_payload.host.liveness import Liveness, judge
+from remote_payload.host.protocol import pack_frame
+
+READY = "import os, signal, subprocess, sys, time\n"
+CHILD = (
+    READY
+    + """
+child = [sys.executable, '-S', '-c', "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+         "print('child up', flush=True); open('child', 'w').write('1'); time.sleep(300)"]
+subprocess.Popen(child, start_new_session=True)
+time.sleep(300)
+"""
+)
+
+
+def stop(host: HostRun, plan: dict[str, object], grace_s: float = 1.0, force: bool = False) -> dict[str, object]:
+    return host.ask("stop", {"run_id": plan["run_id"], "grace_s": grace_s, "force": force})
+
+
+def test_a_living_supervisor_stops_its_run(host: HostRun) -> None:
+    plan = host.plan(host.python(CHILD), job={"limits": {"stop_grace_s": 300.0}})
+    paths = host.launch(plan)
+    host.wait_file("child")
+    assert host.state(plan)["state"] == "running"
+    answer = stop(host, plan, grace_s=0.5)
+
+    assert (answer["state"], answer["end_reason"], answer["gpus_clean"]) == ("finished", "stopped", True)
+    assert host.read(paths.result)["end_reason"] == "stopped"
+    assert stop(host, plan)["end_reason"] == "stopped", "a second stop changes nothing"
+
+
+def test_force_needs_no_grace(host: HostRun) -> None:
+    plan = host.plan(host.python(CHILD), job={"limits": {"stop_grace_s": 300.0}})
+    host.launch(plan)
+    host.wait_file("child")
+    assert stop(host, plan, grace_s=300.0, force=True)["end_reason"] == "stopped"
+
+
+def test_an_orphaned_run_is_seen_stopped_and_its_lease_freed(host: HostRun) -> None:
+    plan = host.plan(host.python(CHILD))
+    paths = host.launch(plan)
+    host.wait_file("child")
+    job = host.job(paths)
+    host.kill_supervisor(paths)
+
+    row = host.state(plan)
+    assert row["state"] == "orphaned"
+    assert "2 processes of the job live" in row["evidence"]
+    busy = host.start(host.plan(host.python("pass")))
+    assert busy["result"]["end_reason"] == "lease-busy", "the job holds the lease by the descriptor it inherited"
+
+    answer = stop(host, plan, grace_s=0.3)
+    assert (answer["state"], answer["end_reason"], answer["gpus_clean"]) == ("finished", "stopped", True)
+    assert {item["signal"] for item in answer["killed"]} == {"SIGTERM", "SIGKILL"}  # type: ignore[attr-defined]
+    assert judge(job)[0] is Liveness.DEAD
+    assert host.log(paths) == b"child up\n"
+    assert host.read(paths.summary)["end_reason"] == "stopped"
+    assert host.ask("ps", {})["leases"] == []
+    host.launch(host.plan(host.python("pass")))
+
+
+def test_a_lost_run_is_seen_and_its_lease_is_taken_over_only_because_nothing_lives(host: HostRun) -> None:
+    plan = host.plan(host.python(CHILD))
+    paths = host.launch(plan)
+    host.wait_file("child")
+    job = host.job(paths)
+    host.kill_supervisor(paths)
+    # The job's leader holds the lease; its child, in another session, does not: the lock alone would be given away.
+    os.kill(job["pid"], signal.SIGKILL)
+    wait_until(lambda: judge(job)[0] is Liveness.DEAD, "the job's leader is dead")
+    dirty = host.start(host.plan(host.python("pass")))
+    assert dirty["result"]["end_reason"] == "lease-dirty"
+    assert f"ctl stop {plan['run_id']}" in dirty["result"]["message"]
+    assert host.state(plan)["state"] == "orphaned"
+
+    host.close()
+    assert host.state(plan)["state"] == "lost"
+    (lease,) = host.ask("ps", {})["leases"]
+    assert (lease["run_id"], lease["alive"]) == (plan["run_id"], "dead")
+    host.launch(host.plan(host.python("pass")))
+    assert stop(host, plan)["end_reason"] == "stopped"
+
+
+def test_stop_before_a_launch_and_for_an_unknown_run_explains_itself(host: HostRun) -> None:
+    plan = host.plan(host.python("pass"))
+    request = {"run_id": plan["run_id"], "grace_s": 1, "force": False}
+    code, stdout = host.call("stop", request)
+    assert (code, json.loads(stdout)["error"]["code"]) == (70, "no-such-run")
+    host.ask("cancel", {"run_id": plan["run_id"], "reason": "x"})
+    assert stop(host, plan)["end_reason"] == "cancelled"
+
+
+def test_a_run_of_another_machine_is_not_touched(host: HostRun) -> None:
+    plan = host.plan(host.python(CHILD))
+    paths = host.launch(plan)
+    host.wait_file("child")
+    host.job(paths)
+    run = host.read(paths.run)
+    Path(paths.run).write_text(json.dumps({**run, "supervisor": {**run["supervisor"], "machine": "elsewhere"}}))
+    row = host.state(plan)
+    code, stdout = host.call("stop", {"run_id": plan["run_id"], "grace_s": 0, "force": True})
+    Path(paths.run).write_text(json.dumps(run))
+
+    assert row["state"] == "running"
+    assert "not to be judged from here" in row["evidence"]
+    assert (code, json.loads(stdout)["error"]["code"]) == (70, "not-ours-to-judge")
+    assert judge(run["job"])[0] is Liveness.ALIVE
+
+
+def test_ps_shows_damaged_folders_beside_the_others(host: HostRun) -> None:
+    good = host.plan(host.python("pass"))
+    host.run(good)
+    for damage in ("not json", "[]", '{"state": "running"}', '{"state": "dancing", "supervisor": {}}'):
+        bad = host.plan(host.python("pass"))
+        Path(host.paths(bad).folder).mkdir()
+        Path(host.paths(bad).run).write_text(damage)
+        row = host.state(bad)
+        assert row["state"] == "lost"
+        assert "cannot be read" in row["evidence"]
+        Path(host.paths(bad).run).unlink()
+    row = host.state(good)
+    assert (row["state"], row["end_reason"], row["name"]) == ("finished", "succeeded", "test")
+    assert row["started"]
+    assert row["ended"]
+
+
+def test_ps_of_a_new_workdir_is_empty(host: HostRun) -> None:
+    assert host.ask("ps", {})["runs"] == []
+
+
+def test_a_request_that_is_not_understood_is_a_json_error(host: HostRun) -> None:
+    code, stdout = host.call("stop", {"run_id": "../../etc", "grace_s": 1, "force": False})
+    assert (code, json.loads(stdout)["error"]["code"]) == (70, "protocol")
+    process = host.popen("ps", {})
+    stdout, _ = process.communicate(timeout=60)
+    assert json.loads(stdout)["error"]["why"] == "ps request lacks 'workdir'"
+    assert len(pack_frame({})) == 10
