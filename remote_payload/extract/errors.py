@@ -1,0 +1,37 @@
+"""Errors of the capture, and how any error reaches the run's events."""
+
+from __future__ import annotations
+
+import traceback
+
+from remote_payload.host.journal import EventWriter
+
+
+class CaptureError(RuntimeError):
+    """The engine does not deliver what is to be captured; the run ends rather than write something else."""
+
+
+class ExceptionReporter:
+    """Writes `exception` events with the whole traceback, chained causes included; each exception once.
+
+    vLLM passes a worker's error on as its message alone, which may be empty, and the parent only says to look above.
+    """
+
+    def __init__(self, events: EventWriter, rank: int | None) -> None:
+        self._events = events
+        self._rank = rank
+        self._last: BaseException | None = None
+
+    def report(self, error: BaseException, where: str) -> None:
+        """Idempotent for the same exception, which passes several wrapped methods on its way up."""
+        if error is self._last:
+            return
+        self._last = error
+        self._events.emit(
+            "exception",
+            rank=self._rank,
+            exc_type=type(error).__name__,
+            message=str(error),
+            traceback="".join(traceback.format_exception(error)),
+            where=where,
+        )

@@ -1,0 +1,279 @@
+"""The vLLM worker that captures. vLLM gets it by qualified name, so it must import in spawned processes.
+
+How a state is captured, decided once, before the first sample:
+
+- At load, a class without native states gets hooks and plain calls at once, also for vLLM's memory measurement.
+- Otherwise it is asked for native states, compiled if the engine compiles, and the driver runs probe prompts twice:
+  native, and eager with hooks. `ctl_use` then names the boundaries that every rank proved.
+- What is not proved comes from hooks. Hooks need eager execution: an eager engine mixes both, a compiled one is
+  switched to plain calls as a whole (`Eager`), which costs no reload.
+
+The state after the final norm is what the runner itself holds, on either path.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import vllm
+from vllm.platforms import current_platform
+
+from remote_payload.extract import rotary
+from remote_payload.extract.collect import Collector, Request, Step, row_offsets
+from remote_payload.extract.errors import CaptureError, ExceptionReporter
+from remote_payload.extract.formats import format_named
+from remote_payload.extract.hooks import Eager, LayerHooks, decoder_layers
+from remote_payload.extract.native import NativeStates, Probe, prove
+from remote_payload.extract.settings import CONFIG_KEY, CaptureSettings, load_job
+from remote_payload.extract.store import Buffer, SampleStore
+from remote_payload.host.journal import EventWriter, Journal
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as Base
+else:
+    from vllm.v1.worker.gpu_worker import Worker as Base
+
+CONVENTION = (
+    "boundary b = decoder layers completed: 0 = embeddings, num_layers = after the last, before the final norm"
+)
+
+
+class CaptureWorker(Base):
+    """One tensor-parallel rank. It writes the samples whose index modulo the number of ranks is its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        named = inspect.signature(Base.__init__).bind(self, *args, **kwargs).arguments
+        self._job = load_job(os.environ)
+        rank = int(named["rank"])
+        self._events = EventWriter(self._job.paths.events, f"rank-{rank}", self._job.run_id, self._job.host)
+        self._reporter = ExceptionReporter(self._events, rank)
+        try:
+            super().__init__(*args, **kwargs)
+            self._settings = CaptureSettings.from_dict(self.vllm_config.additional_config[CONFIG_KEY])
+        except Exception as error:
+            self._reporter.report(error, "__init__")
+            raise
+        self._collector = Collector()
+        self._native: NativeStates | None = None
+        self._native_places: dict[int, int] = {}
+        self._probing: str | None = None
+        self._probe = Probe()
+
+    def init_device(self) -> None:
+        super().init_device()
+        if current_platform.is_cpu() and rotary.repair() and self.rank == 0:
+            text = "this vLLM's CPU rotary kernel rotates MLA queries wrongly; a corrected call is in its place"
+            self._events.emit("notice", level="warn", code="cpu-rotary", text=text)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        settings, self._model = self._settings, self.model_runner.get_model()
+        self._eager = Eager(self._model)
+        hidden = self.model_config.get_hidden_size()
+        layers = decoder_layers(self._model, settings.layers)
+        hooked = set(settings.boundaries) - ({settings.layers} if settings.final_norm else set())
+        self._hooks = LayerHooks(layers, sorted(hooked), hidden)
+        near = {b + d for b in hooked for d in (-1, 0, 1) if 0 < b + d <= settings.layers} | hooked
+        self._probe_hooks = LayerHooks(layers, sorted(near), hidden)
+        wanted = hooked - {0}
+        if settings.capture != "hooks" and wanted and NativeStates.supported(self.model_runner, self._model):
+            self._native = NativeStates(self.model_runner, self._model, wanted)
+            self._native.enable()
+        elif settings.capture == "native":
+            raise CaptureError(f"{type(self._model).__name__} of vLLM {vllm.__version__} has no native hidden states")
+        else:
+            self._use_hooks()
+        self._store = self._make_store(hidden)
+
+    def determine_available_memory(self) -> int:
+        with self._hooks.rehearsing():
+            return int(super().determine_available_memory())
+
+    @torch.inference_mode()
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        self._store.check()
+        step = self._collector.begin(scheduler_output)
+        for request in step.restarted:
+            if request.sink is not None:
+                self._store.discard(request.sink)
+                request.sink = None
+        if not step.segments:
+            return super().execute_model(scheduler_output, *args, **kwargs)
+        hooks = self._probe_hooks if self._probing == "hooks" else self._hooks
+        with hooks.recording() as recorded:
+            output = super().execute_model(scheduler_output, *args, **kwargs)
+        rows = scheduler_output.total_num_scheduled_tokens
+        offsets = row_offsets(self._batch_order(), scheduler_output.num_scheduled_tokens)
+        if self._probing:
+            self._keep_probes(step, offsets, self._probe_states(recorded))
+        else:
+            self._keep_samples(step, offsets, self._states(recorded, rows))
+        return output
+
+    # ------------------------------------------------------------- called by the driver, by name
+
+    def ctl_facts(self) -> dict[str, Any]:
+        return {"rank": self.rank, "native": self._native is not None, "compiled": not self._eager.always}
+
+    def ctl_probe(self, kind: str) -> None:
+        """Treat the next requests as probe prompts, `kind` "native" or "hooks"."""
+        self._probing = kind
+        self._eager.set(kind == "hooks" or self._native is None)
+        if kind == "hooks":
+            self._hooks.remove()
+            self._probe_hooks.install()
+
+    def ctl_proof(self) -> dict[str, Any]:
+        """End the probe and return what it showed; norms let the driver compare ranks.
+
+        Raises CaptureError if the hooks did not see a boundary.
+        """
+        self._probe_hooks.remove()
+        self._probing = None
+        hooked, native = self._probe.states("hooks"), self._probe.states("native")
+        self._probe = Probe()
+        missing = [b for b in self._probe_hooks.boundaries if b not in hooked]
+        if missing:
+            raise CaptureError(
+                f"the hooks saw no state at boundaries {missing}: the layers are not called as modules"
+            )
+        answer: dict[str, Any] = {"rank": self.rank, "proved": [], "errors": [], "returned": len(native)}
+        answer["norms"] = [[b, float(hooked[b].float().norm())] for b in self._hooks.boundaries]
+        if self._native is not None:
+            states = [native[place] for place in sorted(native)]
+            self._proof = prove(states, {b: s for b, s in hooked.items() if b}, self._native.boundaries)
+            answer["proved"] = sorted(self._proof.positions)
+            answer["errors"] = sorted(self._proof.errors.items())
+        return answer
+
+    def ctl_use(self, native: Sequence[int]) -> str:
+        """Take these boundaries natively, the others from hooks; return "native", "hooks" or "native+hooks"."""
+        self._native_places = {b: self._proof.positions[b] for b in native} if native else {}
+        from_hooks = [b for b in self._hooks.boundaries if b not in self._native_places]
+        if not self._native_places or (from_hooks and not self._eager.always):
+            self._use_hooks()
+        elif from_hooks:
+            self._hooks.install()
+            self._path = "native+hooks"
+        else:
+            self._eager.set(False)
+            self._path = "native"
+        return self._path
+
+    def ctl_drain(self) -> None:
+        """Return when every sample is on disk and in the ledger. Raises the error of a failed write."""
+        self._store.drain()
+
+    # ---------------------------------------------------------------------------------- inside
+
+    def _use_hooks(self) -> None:
+        if self._native is not None:
+            self._native.disable()
+            self._native, self._native_places = None, {}
+        self._eager.set(True)
+        self._hooks.install()
+        self._path = "hooks"
+
+    def _batch_order(self) -> list[str]:
+        state = getattr(self.model_runner, "execute_model_state", None)
+        batch = getattr(state, "input_batch", None) or self.model_runner.input_batch
+        return list(batch.req_ids)
+
+    def _states(self, recorded: dict[int, torch.Tensor], rows: int) -> list[torch.Tensor]:
+        states = dict(recorded)
+        if self._native is not None:
+            given = self._native.take()
+            states.update((b, given[place]) for b, place in self._native_places.items() if place < len(given))
+        if self._settings.final_norm:
+            states[self._settings.layers] = self.model_runner.execute_model_state.hidden_states
+        missing = [b for b in self._settings.boundaries if b not in states]
+        if missing:
+            raise CaptureError(f"the engine gave no state at boundaries {missing} in this step")
+        ordered = [states[b] for b in self._settings.boundaries]
+        short = [b for b, state in zip(self._settings.boundaries, ordered, strict=True) if state.shape[0] < rows]
+        if short:
+            raise CaptureError(f"the states at boundaries {short} have fewer rows than the step's {rows} tokens")
+        return ordered
+
+    def _probe_states(self, recorded: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        if self._probing == "native" and self._native is not None:
+            return dict(enumerate(self._native.take()))
+        return recorded
+
+    def _keep_probes(self, step: Step, offsets: dict[str, int], states: dict[int, torch.Tensor]) -> None:
+        assert self._probing is not None
+        for part in step.segments:
+            row = offsets[part.request.request_id]
+            for key, state in states.items():
+                self._probe.add(self._probing, key, part.request.index, part.start, state[row : row + part.count])
+
+    def _keep_samples(self, step: Step, offsets: dict[str, int], states: list[torch.Tensor]) -> None:
+        mine = [part for part in step.segments if self._is_mine(part.request)]
+        if not mine:
+            return
+        for part in mine:
+            request = part.request
+            if request.sink is None:
+                request.sink = self._store.open(request.index, request.token_ids, request.loss_spans)
+        spans = [(offsets[part.request.request_id], part.count) for part in mine]
+        block = self._store.block(states, spans)
+        self._store.copy(block, [(part.request.sink, part.start, part.count) for part in mine])
+        for part in mine:
+            if part.request.complete:
+                self._store.finish(part.request.sink)
+                part.request.sink = None
+
+    def _is_mine(self, request: Request) -> bool:
+        return not request.probe and request.index % self.parallel_config.tensor_parallel_size == self.rank
+
+    def _make_store(self, hidden: int) -> SampleStore:
+        spec, name = self._job.spec, self._settings.store_dtype
+        return SampleStore(
+            output=spec["output"],
+            form=format_named(spec["format"]),
+            boundaries=self._settings.boundaries,
+            hidden=hidden,
+            dtype=self.model_config.dtype if name == "auto" else getattr(torch, name),
+            device=self.device,
+            max_tokens=spec["max_seq_len"],
+            ledger=Journal(os.path.join(self._job.paths.ledger, f"rank-{self.rank}.jsonl")),
+            metadata=self._metadata,
+        )
+
+    def _metadata(self, buffer: Buffer, states: list[dict[str, Any]], digest: str) -> dict[str, str]:
+        spec, settings = self._job.spec, self._settings
+        described = {
+            "format": spec["format"], "index": str(buffer.index), "boundaries": json.dumps(settings.boundaries),
+            "boundary_convention": CONVENTION, "num_layers": str(settings.layers),
+            "final_norm": json.dumps(settings.final_norm), "model": spec["model"],
+            "revision": spec["revision"] or "", "vllm_version": vllm.__version__, "run_id": self._job.run_id,
+            "token_sha256": digest, "capture_path": self._path, "states": json.dumps(states),
+        }  # fmt: skip
+        if buffer.loss_spans is not None:
+            described["loss_spans"] = json.dumps(buffer.loss_spans)
+        return described
+
+
+def _reporting(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapper(self: CaptureWorker, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self._reporter.report(error, name)
+            raise
+
+    return wrapper
+
+
+# Every public method, whatever this version of vLLM calls them: an error in any of them must reach the events.
+for _name in dir(CaptureWorker):
+    _method = inspect.getattr_static(CaptureWorker, _name)
+    if not _name.startswith("_") and inspect.isfunction(_method):
+        setattr(CaptureWorker, _name, _reporting(_name, _method))
