@@ -1,0 +1,5 @@
+"""`python -m controller` is `ctl`."""
+
+from controller.cli import main
+
+main()

@@ -1,0 +1,288 @@
+"""What each verb does: the pipeline on one side, the screen on the other. `cli` only parses and maps errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from controller import pipeline
+from controller.core.errors import ExitCode, RefusedError, UsageError
+from controller.core.intention import describe
+from controller.core.model import Overrides
+from controller.pipeline import Intention
+from controller.run import Run, exit_code
+from controller.ui.stream import choose_view
+from controller.ui.terminal import ask_yes_no, err_console, out_console
+from controller.ui.viewsink import ViewSink
+from controller.workspace import load_workspace
+from remote_payload.host.protocol import OwnedOutput
+
+
+def plan_extract(
+    host: str | None,
+    playbook: str | None,
+    *,
+    stale: str | None = None,
+    adopt: bool = False,
+    max_samples: int | None = None,
+    output: str | None = None,
+    capture: str | None = None,
+) -> Intention:
+    overrides = Overrides(stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture)
+    return pipeline.plan_extract(load_workspace(), host, playbook, overrides)
+
+
+def plan_command(host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None) -> Intention:
+    return pipeline.plan_command(load_workspace(), host, argv, name=name, cwd=cwd)
+
+
+def show_plan(intention: Intention, *, as_json: bool) -> None:
+    from controller.payload import load_payload
+    from controller.ui.tables import print_intention
+
+    payload = load_payload()
+    described = describe(
+        intention.plan, intention.playbook, payload_files=len(payload.files), payload_bytes=payload.size
+    )
+    if as_json:
+        _print_json(described)
+    else:
+        print_intention(out_console(), described)
+
+
+# ------------------------------------------------------------------------------------ launch and watch
+
+
+def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress: str, as_json: bool) -> ExitCode:
+    view = choose_view(sys.stderr, os.environ, progress)
+    with ExitStack() as stack:
+        stack.enter_context(view)
+        sink = ViewSink(
+            view, run=intention.plan["run_id"], host=intention.host.name, title=intention.plan["job"]["name"]
+        )
+
+        def confirm(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mapping[str, Any]]) -> bool:
+            with view.paused():
+                return _confirm_clear(outputs, listings, yes=yes)
+
+        def ask(question: str) -> bool:
+            with view.paused():
+                return ask_yes_no(question)
+
+        run = pipeline.launch(intention, sinks=[sink], ask=ask, confirm=confirm)
+        stack.callback(run.close)
+        if detach:
+            return _detached(run)
+        return _watch(run, as_json=as_json, view_stack=stack)
+
+
+def attach(run_id: str | None, host: str | None, *, progress: str, as_json: bool) -> ExitCode:
+    view = choose_view(sys.stderr, os.environ, progress)
+    with ExitStack() as stack:
+        stack.enter_context(view)
+        run = pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no)
+        stack.callback(run.close)
+        run.add_sink(ViewSink(view, run=run.id, host=run.host, title=""))
+        return _watch(run, as_json=as_json, view_stack=stack)
+
+
+def _watch(run: Run, *, as_json: bool, view_stack: ExitStack) -> ExitCode:
+    """Watch to the end; a Ctrl-C detaches, because the host has confirmed that it holds the run."""
+    try:
+        outcome = run.watch()
+    except KeyboardInterrupt:
+        view_stack.close()
+        return _detached(run)
+    view_stack.close()
+    if not outcome.ended:
+        return _detached(run)
+    return _report(run, as_json=as_json)
+
+
+def _report(run: Run, *, as_json: bool) -> ExitCode:
+    error = run.error()
+    summary = run.summary
+    if as_json:
+        _print_json(
+            summary if summary is not None else {"schema_version": 1, "error": error.to_dict() if error else None}
+        )
+        return exit_code(error)
+    from controller.ui.errors import print_problems
+    from controller.ui.tables import print_summary
+
+    if summary is not None:
+        print_summary(out_console(), summary)
+    if error is not None:
+        print_problems((summary or {}).get("problems", []), run.folder.path / "log")
+        raise error
+    return ExitCode.OK
+
+
+def _detached(run: Run) -> ExitCode:
+    console = err_console()
+    console.print(f"detached: run {run.id} goes on, on {run.host}")
+    for verb, text in (("attach", "watch it again"), ("logs -f", "read its log"), ("stop", "stop it")):
+        console.print(f"  {text:<16}ctl {verb} {run.id}")
+    return ExitCode.DETACHED
+
+
+def _confirm_clear(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mapping[str, Any]], *, yes: bool) -> bool:
+    from controller.ui.tables import print_clear_list
+
+    print_clear_list(err_console(), outputs, listings)
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise RefusedError(
+            "the output folder holds files of an earlier run, and nobody is there to confirm",
+            why=", ".join(f"{output['path']}: {output['entries']} entries" for output in outputs),
+            fix="add `--yes` to delete or move exactly what is listed",
+            code="confirmation-needed",
+        )
+    return ask_yes_no("go on?")
+
+
+# --------------------------------------------------------------------------------------- existing runs
+
+
+def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool) -> ExitCode:
+    with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
+        outcome = run.stop(grace_s=grace_s)
+        run.watch(follow=False)
+    record = {
+        "schema_version": 1, "run_id": run.id, "state": outcome.state, "end_reason": outcome.end_reason,
+        "gpus_clean": outcome.gpus_clean, "killed": outcome.killed, "leftovers": outcome.leftovers,
+        "message": outcome.message,
+    }  # fmt: skip
+    if as_json:
+        _print_json(record)
+    else:
+        from controller.ui.tables import print_stop
+
+        print_stop(out_console(), record)
+    return ExitCode.OK
+
+
+def logs(run_id: str | None, host: str | None, *, follow: bool, tail: int | None) -> ExitCode:
+    """Write raw bytes to stdout: whoever pipes them gets what the job wrote, nothing folded or cleaned."""
+    raw = sys.stdout.buffer
+
+    class Printer:
+        def event(self, event: object) -> None: ...
+
+        def log(self, data: bytes) -> None:
+            raw.write(data)
+            raw.flush()
+
+    with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
+        if follow and tail is None:
+            run.add_sink(Printer())
+            try:
+                outcome = run.watch()
+            except KeyboardInterrupt:
+                return ExitCode.DETACHED
+            return ExitCode.OK if outcome.ended else ExitCode.DETACHED
+        if not run.ended:
+            run.watch(follow=False)
+        pieces = run.logs() if tail is None else [_last_lines(run, tail)]
+        for piece in pieces:
+            raw.write(piece)
+        raw.flush()
+    return ExitCode.OK
+
+
+def _last_lines(run: Run, count: int) -> bytes:
+    """Return the last `count` lines of the log, reading from its end."""
+    data = b""
+    for path in reversed(run.folder.log_files()):
+        size = path.stat().st_size
+        with open(path, "rb") as stream:
+            while size > 0 and data.count(b"\n") <= count:
+                step = min(size, 1 << 16)
+                size -= step
+                stream.seek(size)
+                data = stream.read(step) + data
+        if data.count(b"\n") > count:
+            break
+    return b"".join(data.splitlines(keepends=True)[-count:]) if count else b""
+
+
+def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
+    with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
+        if run.summary is None:
+            run.watch(follow=False)
+        document = run.summary
+        if document is None:
+            raise UsageError(
+                f"run {run.id} has no summary yet",
+                why=f"it is {run.state}",
+                fix=f"watch it with `ctl attach {run.id}`",
+                code="no-summary",
+            )
+    if as_json:
+        _print_json(document)
+    else:
+        from controller.ui.tables import print_summary
+
+        print_summary(out_console(), document)
+    return ExitCode.OK
+
+
+# ------------------------------------------------------------------------------------------ hosts, config
+
+
+def preflight(intention: Intention, *, as_json: bool) -> ExitCode:
+    with pipeline.host_context(intention.host, ask=ask_yes_no) as ctx:
+        outcome = pipeline.preflight(ctx, intention)
+    failed = bool(outcome.failed)
+    if as_json:
+        from dataclasses import asdict
+
+        findings = [asdict(finding) for finding in outcome.findings]
+        _print_json({"schema_version": 1, "host": intention.host.name, "ok": not failed, "findings": findings})
+    else:
+        from controller.ui.tables import print_findings
+
+        print_findings(out_console(), intention.host.name, outcome.findings)
+    return ExitCode.REFUSED if failed else ExitCode.OK
+
+
+def ps(host: str | None, *, as_json: bool) -> None:
+    target = load_workspace().config.host(host)
+    with pipeline.host_context(target, ask=ask_yes_no) as ctx:
+        listed = pipeline.list_runs(ctx)
+    if as_json:
+        _print_json({"schema_version": 1, "host": target.name, **listed})
+    else:
+        from controller.ui.tables import print_ps
+
+        print_ps(out_console(), target.name, listed)
+
+
+def hosts(*, as_json: bool) -> None:
+    config = load_workspace().config
+    rows = [config.host(name).record() for name in config.host_names()]
+    if as_json:
+        _print_json({"schema_version": 1, "hosts": rows})
+    else:
+        from controller.ui.tables import print_hosts
+
+        print_hosts(out_console(), rows)
+
+
+def config_show(*, as_json: bool) -> None:
+    document = load_workspace().config.document()
+    if as_json:
+        _print_json(document)
+    else:
+        from controller.ui.tables import print_config
+
+        print_config(out_console(), document)
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, indent=1, default=str))

@@ -1,0 +1,250 @@
+"""The stages in order: from an intention to a run that the host holds, and back to a run by its id."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypedDict
+
+from controller.core import planner
+from controller.core.errors import CtlError, RefusedError, UsageError
+from controller.core.model import Host, Overrides, Playbook
+from controller.payload import load_payload
+from controller.run import Run, Sink, load_plan
+from controller.runfolder import RunFolder, find_run
+from controller.stages import launch as launch_stage
+from controller.stages import preflight as preflight_stage
+from controller.stages import push as push_stage
+from controller.stages.base import Context, Emit
+from controller.transport.base import Transport
+from controller.version import version
+from controller.workspace import Workspace
+from remote_payload.host.protocol import OwnedOutput, Plan, Stale
+
+Ask = Callable[[str], bool]
+"""Asks a person a yes-or-no question; returns False where there is nobody to ask."""
+
+Confirm = Callable[[Sequence[OwnedOutput], Mapping[str, Mapping[str, Any]]], bool]
+"""Shows what clear will delete or move, and asks: the outputs touched, and the host's listing of each by path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intention:
+    """A plan, and what must not be written into it."""
+
+    plan: Plan
+    host: Host
+    playbook: Playbook | None
+    secret_values: dict[str, str]
+    runs_dir: Path
+
+
+# ---------------------------------------------------------------------------------------------- plan
+
+
+def plan_extract(workspace: Workspace, host: str | None, playbook: str | None, overrides: Overrides) -> Intention:
+    """Plan an extraction without connecting; None takes the setting or the host's default.
+
+    Raises UsageError, ConfigError.
+    """
+    target = workspace.config.host(host)
+    chosen = workspace.playbook(playbook, target)
+    plan = planner.make_plan(target, chosen, **_stamp(), overrides=overrides)
+    return Intention(
+        plan=plan,
+        host=target,
+        playbook=chosen,
+        secret_values=workspace.secret_values(target, chosen),
+        runs_dir=workspace.runs_dir,
+    )
+
+
+def plan_command(
+    workspace: Workspace, host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None
+) -> Intention:
+    """Plan a run of any command without connecting. Raises UsageError, ConfigError."""
+    target = workspace.config.host(host)
+    plan = planner.make_command_plan(target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, **_stamp())
+    return Intention(
+        plan=plan,
+        host=target,
+        playbook=None,
+        secret_values=workspace.secret_values(target, None),
+        runs_dir=workspace.runs_dir,
+    )
+
+
+class _Stamp(TypedDict):
+    run_id: str
+    created: str
+    payload: str
+    ctl_version: str
+
+
+def _stamp() -> _Stamp:
+    """What makes one plan differ from another of the same intention."""
+    now = datetime.now(UTC)
+    return {
+        "run_id": planner.new_run_id(now, secrets.token_bytes(3)),
+        "created": now.isoformat(timespec="seconds"),
+        "payload": load_payload().digest,
+        "ctl_version": version(),
+    }
+
+
+# -------------------------------------------------------------------------------------------- launch
+
+
+def launch(intention: Intention, *, sinks: Sequence[Sink] = (), ask: Ask | None = None, confirm: Confirm) -> Run:
+    """Take a plan through connect, push, preflight, confirm and launch; return once the host holds the run.
+
+    Raises ConnectionFailed, RefusedError, RemoteFailed; LaunchUnknown if nobody can say whether it was launched.
+    """
+    plan = intention.plan
+    folder = RunFolder.create(intention.runs_dir, plan["run_id"])
+    folder.write_plan(plan)
+    folder.write_local(host=plan["host"], status="planned")
+    with ExitStack() as undo:
+        transport = open_transport(intention.host, ask=ask)
+        undo.callback(transport.close)
+        run = Run(folder, transport, plan["host"], plan["payload"], sinks)
+        ctx = run.context
+        push_s = _connect_and_push(ctx)
+        outcome = preflight(ctx, intention)
+        try:
+            preflight_stage.refuse(outcome)
+            plan = planner.with_preflight(
+                plan, outcome.outputs, {"push_s": push_s, "preflight_s": round(outcome.seconds, 3)}
+            )
+            _confirm(ctx, plan, outcome.listings, confirm)
+            folder.write_plan(plan)
+            # From here on the host may hold the run, whatever happens to us.
+            folder.write_local(status="unknown")
+            launch_stage.run(ctx, plan, intention.secret_values)
+        except RefusedError:
+            folder.write_local(status="refused")
+            raise
+        folder.write_local(status="launched")
+        undo.pop_all()
+    return run
+
+
+def preflight(ctx: Context, intention: Intention) -> preflight_stage.PreflightOutcome:
+    """Probe and judge the host for an intention; `allow`ed failures of the playbook count as warnings."""
+    limits = intention.playbook.preflight if intention.playbook else None
+    expected = preflight_stage.Expectations(
+        gpu_name=intention.host.gpu_name,
+        bytes_expected=planner.bytes_expected(intention.plan, intention.playbook),
+        min_free_bytes=limits.min_free_bytes if limits else None,
+        allow=limits.allow if limits else (),
+    )
+    return preflight_stage.run(ctx, intention.plan, expected)
+
+
+def _confirm(ctx: Context, plan: Plan, listings: Mapping[str, Mapping[str, Any]], confirm: Confirm) -> None:
+    """Have a person agree to what clear will delete, move or claim; nothing is asked where nothing is touched."""
+    touched = [output for output in plan["job"]["outputs"] if output["entries"] and output["stale"] != Stale.FAIL]
+    if not touched:
+        return
+    ctx.emit("stage", name="confirm", status="started")
+    if not confirm(touched, listings):
+        ctx.emit("stage", name="confirm", status="failed", text="declined")
+        raise RefusedError("declined: nothing was deleted and nothing was launched", code="declined")
+    ctx.emit("stage", name="confirm", status="done", text="confirmed")
+
+
+def _connect_and_push(ctx: Context) -> float:
+    """Connect, push, and return the seconds that the push took."""
+    started = time.monotonic()
+    ctx.emit("stage", name="connect", status="started")
+    try:
+        ctx.transport.connect()
+    except CtlError as error:
+        ctx.emit("stage", name="connect", status="failed", text=error.what)
+        raise
+    ctx.emit("stage", name="connect", status="done", seconds=round(time.monotonic() - started, 3))
+    pushed = push_stage.run(ctx.transport, ctx.host, emit=ctx.emit)
+    return round(pushed.seconds, 3)
+
+
+# ------------------------------------------------------------------------------------ an existing run
+
+
+def open_run(
+    workspace: Workspace, run_id: str | None, host: str | None, *, sinks: Sequence[Sink] = (), ask: Ask | None = None
+) -> Run:
+    """Return the handle of an existing run: from its local folder, or from `host` where there is none.
+
+    `run_id` None means the last one launched from here. Raises UsageError, ConfigError; RemoteFailed if the host
+    does not know the run.
+    """
+    try:
+        folder = find_run(workspace.runs_dir, run_id)
+    except UsageError:
+        if run_id is None or host is None:
+            raise
+        return _adopt_run(workspace, run_id, workspace.config.host(host), sinks, ask)
+    plan = load_plan(folder)
+    record = (folder.read("local.json") or {}).get("host")
+    if plan is None or record is None:
+        raise UsageError(
+            f"{folder.path} holds no plan", why="it was not made by ctl, or its copy was cut off",
+            fix=f"attach anew: `ctl attach {folder.run_id} --host HOST`",
+        )  # fmt: skip
+    target = workspace.config.host(host or record["name"])
+    return Run(folder, open_transport(target, ask=ask), plan["host"], plan["payload"], sinks)
+
+
+def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Sink], ask: Ask | None) -> Run:
+    """Find a run that was launched elsewhere: the host's own list says which payload operates it."""
+    with host_context(host, ask=ask) as ctx:
+        listed = list_runs(ctx)["runs"]
+    matches = [row for row in listed if row["run_id"].startswith(run_id) or row["run_id"].endswith(run_id)]
+    if len(matches) != 1:
+        raise UsageError(
+            f"{run_id!r} is ambiguous on {host.name}" if matches else f"no run {run_id!r} on {host.name}",
+            why=", ".join(row["run_id"] for row in matches),
+            fix=f"list its runs with `ctl ps --host {host.name}`",
+            code="run-unknown",
+        )
+    folder = RunFolder.create(workspace.runs_dir, matches[0]["run_id"])
+    folder.write_local(host=host.record(), status="launched")
+    return Run(folder, open_transport(host, ask=ask), host.record(), matches[0]["payload"], sinks)
+
+
+# ------------------------------------------------------------------------------------- a host itself
+
+
+@contextmanager
+def host_context(host: Host, *, ask: Ask | None, emit: Emit | None = None) -> Iterator[Context]:
+    """Connect to a host, push the payload, and yield a context for its verbs (ps, probe)."""
+    with open_transport(host, ask=ask) as transport:
+        ctx = Context(transport=transport, host=host.record(), payload=load_payload().digest, emit=emit or _discard)
+        _connect_and_push(ctx)
+        yield ctx
+
+
+def list_runs(ctx: Context) -> dict[str, Any]:
+    """Return {"runs": [...], "leases": [...]} of a host, judged there."""
+    return ctx.call_json("ps", {"workdir": ctx.host["workdir"], "lease_dir": ctx.host["lease_dir"]})
+
+
+def open_transport(host: Host, *, ask: Ask | None) -> Transport:
+    """Return the transport that the host's configuration asks for, not yet connected."""
+    from controller.transport.ssh import SshTarget, SshTransport  # fabric and paramiko take 250 ms to import
+
+    return SshTransport(
+        SshTarget(host=host.address, port=host.port, user=host.user, ssh_config=host.ssh_config),
+        ask=ask,
+        connect_timeout_s=host.connect_timeout_s,
+    )
+
+
+def _discard(event_type: str, /, **fields: object) -> None:
+    """An emit for contacts that belong to no run."""

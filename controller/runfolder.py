@@ -1,0 +1,155 @@
+"""The folder of a run on the workstation: `./ctl-runs/RUN_ID/`.
+
+It holds the mirror of the host's run folder (see `stages.mirror`), `events/controller.jsonl` with what was seen
+from here, and `local.json`, which says how to reach the run again. Folders are 0700: logs may quote data.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from controller.core.errors import UsageError
+from controller.core.events import Event
+from controller.core.suggest import nearest
+from controller.stages.mirror import LOCAL_EVENTS, Mirror
+from remote_payload.host.protocol import RUN_ID, check_run_id
+
+LOCAL_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """One run on this workstation."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def mirror(self) -> Mirror:
+        return Mirror(self.path)
+
+    @classmethod
+    def create(cls, runs_dir: Path, run_id: str) -> RunFolder:
+        """Make the folder of a new run, or return the existing one (attach from another workstation)."""
+        path = runs_dir / check_run_id(run_id)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (path / "events").mkdir(mode=0o700, exist_ok=True)
+        return cls(path)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """Return a JSON document of the folder, None if it is not there (yet)."""
+        try:
+            document = json.loads((self.path / name).read_bytes())
+        except FileNotFoundError:
+            return None
+        return document if isinstance(document, dict) else None
+
+    def write_local(self, **fields: Any) -> None:
+        """Merge `fields` into local.json: host (its name), status (planned, refused, launched, unknown)."""
+        record = {"schema": LOCAL_SCHEMA, **(self.read("local.json") or {}), **fields}
+        self._write("local.json", record)
+
+    def write_plan(self, plan: Any) -> None:
+        self._write("plan.json", plan)
+
+    def _write(self, name: str, document: Any) -> None:
+        temporary = self.path / f".{name}.part"
+        temporary.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        os.replace(temporary, self.path / name)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Hold the right to mirror into this folder. Raises UsageError if another process has it."""
+        with open(self.path / ".watch.lock", "a+", encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                raise UsageError(
+                    f"run {self.run_id} is being watched from here already",
+                    why=f"process {lock.read().strip() or 'unknown'} copies it into {self.path}",
+                    fix=f"read along with `ctl logs {self.run_id}`, or detach the other one with Ctrl-C",
+                    code="already-watched",
+                ) from None
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            yield
+
+    def log_files(self) -> list[Path]:
+        return sorted((self.path / "log").glob("*.log"))
+
+
+class Recorder:
+    """Writes the controller's own events to `events/controller.jsonl` and hands them to the sinks."""
+
+    def __init__(self, folder: RunFolder, host: str, sink: Callable[[Event], None]) -> None:
+        self._path = folder.path / "events" / LOCAL_EVENTS
+        self._run = folder.run_id
+        self._host = host
+        self._sink = sink
+        self._lock = threading.Lock()
+        # A later attach continues the sequence; the file has one writer at a time (see RunFolder.watching).
+        self._seq = self._path.read_bytes().count(b"\n") if self._path.is_file() else 0
+
+    def __call__(self, event_type: str, /, **fields: object) -> None:
+        with self._lock:
+            event = Event(
+                type=event_type,
+                run=self._run,
+                host=self._host,
+                writer="controller",
+                seq=self._seq,
+                t=time.time(),
+                data=fields,
+            )
+            self._seq += 1
+            with open(self._path, "a", encoding="utf-8") as stream:
+                stream.write(event.to_json() + "\n")
+        self._sink(event)
+
+
+def list_runs(runs_dir: Path) -> list[RunFolder]:
+    """Return the runs of a folder, oldest first; other entries are ignored."""
+    if not runs_dir.is_dir():
+        return []
+    return [RunFolder(path) for path in sorted(runs_dir.iterdir()) if RUN_ID.fullmatch(path.name) and path.is_dir()]
+
+
+def find_run(runs_dir: Path, run_id: str | None) -> RunFolder:
+    """Return a run by its id or a unique beginning or end of it; None means the last one that was launched.
+
+    Raises UsageError naming the nearest ids.
+    """
+    runs = list_runs(runs_dir)
+    if run_id is None:
+        launched = [run for run in runs if (run.read("local.json") or {}).get("status") in ("launched", "unknown")]
+        if not launched:
+            raise UsageError(
+                "there is no run yet", why=f"no launched run in {runs_dir}", fix="start one with `ctl extract`"
+            )
+        return launched[-1]
+    matches = [run for run in runs if run.run_id.startswith(run_id) or run.run_id.endswith(run_id)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UsageError(f"{run_id!r} is ambiguous", why=", ".join(run.run_id for run in matches[:5]))
+    close = nearest(run_id, [run.run_id for run in runs])
+    raise UsageError(
+        f"no run {run_id!r} in {runs_dir}",
+        why=f"did you mean {close}?" if close else "",
+        fix="list runs with `ctl ps --host HOST`; attach from another workstation with `ctl attach RUN --host HOST`",
+        code="run-unknown",
+    )

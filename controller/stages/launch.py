@@ -1,0 +1,112 @@
+"""launch: exactly once, or an honest "unknown".
+
+The run id is made here, and the host starts an id at most once: a second start of the same id answers with the
+first one's record. So this stage, unlike any other command, may be repeated over a new connection until it is
+answered. When patience ends, a `cancel` is written on the host; a late start obeys it. Only if neither a start nor
+a cancel could be answered is the outcome unknown, and the user is told so.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controller.core.errors import ConnectionFailed, ConnectionLost, CtlError, LaunchUnknown, RefusedError
+from controller.stages.base import CALL_TIMEOUT_S, Context, host_error
+from remote_payload.host.protocol import Confirmation, Plan, pack_frame, parse_confirmation
+
+PATIENCE_S = 120.0
+"""For an answer to start, over any number of connections: a Wi-Fi change takes seconds, a sleeping laptop longer."""
+
+RETRY_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOutcome:
+    confirmation: Confirmation
+    seconds: float
+
+
+def run(
+    ctx: Context, plan: Plan, secret_values: Mapping[str, str], *, patience_s: float = PATIENCE_S
+) -> LaunchOutcome:
+    """Start the run's supervisor and return its confirmation.
+
+    Raises RefusedError (somebody else holds the GPUs), RemoteFailed, ConnectionFailed if it is certain that
+    nothing was started, LaunchUnknown if it is not.
+    """
+    started = time.monotonic()
+    ctx.emit("stage", name="launch", status="started")
+    nonce = secrets.token_hex(16)
+    request = {"nonce": nonce, "workdir": plan["host"]["workdir"]}
+    body = json.dumps({"plan": plan, "secrets": dict(secret_values)}).encode()
+    try:
+        confirmation = _start(ctx, request, body, nonce, started + patience_s)
+        if confirmation is None:
+            confirmation = _cancel(ctx, plan)
+        _check(confirmation)
+    except CtlError as error:
+        ctx.emit("stage", name="launch", status="failed", text=error.what)
+        raise
+    seconds = time.monotonic() - started
+    ctx.emit("stage", name="launch", status="done", text="supervisor confirmed", seconds=round(seconds, 3))
+    return LaunchOutcome(confirmation=confirmation, seconds=seconds)
+
+
+def _start(ctx: Context, request: dict[str, Any], body: bytes, nonce: str, deadline: float) -> Confirmation | None:
+    """Repeat the start request until it is answered; None when patience has ended without an answer."""
+    frame = pack_frame(request, body)
+    while (left := deadline - time.monotonic()) > 0 and not ctx.cancel.is_set():
+        try:
+            done = ctx.transport.run(ctx.argv("start"), stdin=frame, timeout=min(CALL_TIMEOUT_S, left + 1))
+        except (ConnectionLost, ConnectionFailed) as error:
+            ctx.emit("contact", status="reconnecting", text=f"launch not confirmed yet: {error.what}")
+            ctx.cancel.wait(RETRY_PAUSE_S)
+            continue
+        confirmation = parse_confirmation(done.stdout, nonce)
+        if confirmation is not None:
+            return confirmation
+        raise host_error("start", done.code, done.stdout, done.stderr)
+    return None
+
+
+def _cancel(ctx: Context, plan: Plan) -> Confirmation:
+    """Deny the launch on the host, or learn that it happened after all."""
+    run_id = plan["run_id"]
+    request = {"workdir": plan["host"]["workdir"], "run_id": run_id, "reason": "the controller gave up"}
+    try:
+        answer = ctx.call_json("cancel", request)
+    except CtlError as error:
+        raise LaunchUnknown(
+            "the launch could be neither confirmed nor denied",
+            why=str(error),
+            fix=f"when the host answers again: `ctl attach {run_id}` (it may be running) or `ctl stop {run_id}`",
+            data={"run_id": run_id},
+        ) from error
+    if answer["outcome"] == "exists":
+        return Confirmation(nonce="", outcome="exists", run=answer["run"], result=None, detail=None)
+    raise ConnectionFailed(
+        "the launch was given up, and nothing was started",
+        why="the host did not answer in time; the cancel is on its disk and a late start obeys it",
+        fix="run the same command again",
+    )
+
+
+def _check(confirmation: Confirmation) -> None:
+    if confirmation["outcome"] in ("launched", "exists"):
+        return
+    result = confirmation["result"]
+    if confirmation["outcome"] == "refused" and result is not None:
+        detail = confirmation["detail"] or {}
+        raise RefusedError(
+            result["message"] or "the host refused the run",
+            why=str(detail.get("why", "")),
+            fix=str(detail.get("fix", "see who holds it with `ctl ps --host HOST`")),
+            code=result["end_reason"],
+            data=detail,
+        )
+    raise RefusedError("this run was cancelled before it started", fix="start a new one", code="cancelled")

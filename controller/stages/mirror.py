@@ -1,0 +1,109 @@
+"""The local copy of a run folder, byte for byte; the size of a local file is the cursor of its stream.
+
+Because the cursor is nothing but the file itself, a controller that is killed at any moment goes on exactly
+where its disk stands: no byte is lost and none is written twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from controller.core.errors import CtlError
+from remote_payload.host.protocol import MIRRORED_DOCUMENTS, MIRRORED_STREAMS
+
+_STREAM_FILE = re.compile(rf"(?:{'|'.join(MIRRORED_STREAMS)})/[A-Za-z0-9][A-Za-z0-9._-]{{0,99}}")
+
+
+class MirrorError(CtlError):
+    """The host sent something that does not continue the local copy, or names a file outside it."""
+
+    code = "mirror"
+
+
+class Mirror:
+    """Writes what the host sends into `folder`. One process at a time (the caller holds the run's local lock)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def cursor(self) -> dict[str, int]:
+        """Return {relative path: bytes held} of every stream file."""
+        sizes = {}
+        for stream in MIRRORED_STREAMS:
+            for path in sorted((self.folder / stream).glob("*")):
+                name = f"{stream}/{path.name}"
+                if _STREAM_FILE.fullmatch(name) and path.is_file() and path.name != LOCAL_EVENTS:
+                    sizes[name] = path.stat().st_size
+        return sizes
+
+    def documents(self) -> dict[str, str]:
+        """Return {name: sha256} of the small files that are replaced whole."""
+        paths = {name: self.folder / name for name in MIRRORED_DOCUMENTS}
+        return {name: _sha256(path) for name, path in paths.items() if path.is_file()}
+
+    def append(self, name: str, offset: int, data: bytes) -> None:
+        """Append a piece of a stream that starts at `offset`. Raises MirrorError on a gap or an overlap."""
+        path = self._stream_path(name)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with open(path, "ab") as stream:
+            held = stream.tell()
+            if offset != held:
+                raise MirrorError(f"{name} continues at byte {offset}, but {held} bytes are held")
+            stream.write(data)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Replace a small file atomically."""
+        if name not in MIRRORED_DOCUMENTS:
+            raise MirrorError(f"the host sent an unexpected file: {name!r}")
+        temporary = self.folder / f".{name}.part"
+        temporary.write_bytes(data)
+        os.replace(temporary, self.folder / name)
+
+    def replay(self, *, on_event_line: Callable[[bytes], None], on_log: Callable[[bytes], None]) -> dict[str, bytes]:
+        """Hand out what is held already; return the unfinished last line of each event file."""
+        rests = {}
+        for name in self.cursor():
+            path = self.folder / name
+            if name.startswith("log/"):
+                with open(path, "rb") as stream:
+                    while block := stream.read(1 << 20):
+                        on_log(block)
+            elif name.startswith("events/"):
+                *lines, rests[name] = path.read_bytes().split(b"\n")
+                for line in lines:
+                    on_event_line(line)
+        return rests
+
+    def differences(self, files: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Compare the copy with the host's sizes and hashes; return one sentence for each file that differs."""
+        found = []
+        for name, expected in sorted(files.items()):
+            path = self._stream_path(name)
+            size = path.stat().st_size if path.is_file() else 0
+            if size != expected["size"]:
+                found.append(f"{name}: {size} bytes here, {expected['size']} on the host")
+            elif size and _sha256(path) != expected["sha256"]:
+                found.append(f"{name}: same size, other contents")
+        return found
+
+    def _stream_path(self, name: str) -> Path:
+        if not _STREAM_FILE.fullmatch(name) or Path(name).name == LOCAL_EVENTS:
+            raise MirrorError(f"the host sent an unexpected file: {name!r}")
+        return self.folder / name
+
+
+LOCAL_EVENTS = "controller.jsonl"
+"""The one file below `events/` that is written here and not on the host."""
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,205 @@
+"""watch: copy the run folder's streams until the run has ended, through any number of broken connections.
+
+The host sends at least one frame a second. Silence for longer than `SILENCE_S` therefore means a dead link, not a
+quiet job; the connection is dropped, made anew, and the stream goes on at the byte where the local copy ends.
+A broken connection is reported as contact, never as a word about the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from controller.core.errors import AuthenticationError, ConnectionFailed, ConnectionLost, HostKeyError
+from controller.core.events import Event, parse_event
+from controller.stages.base import CALL_TIMEOUT_S, Context, host_error
+from controller.stages.mirror import Mirror, MirrorError
+from controller.transport.base import Process
+from remote_payload.host.protocol import FrameReader, ProtocolError, pack_frame
+
+SILENCE_S = 20.0
+"""Twenty missed heartbeats: more than any hiccup of a loaded host, less than a person's patience."""
+
+BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+"""Pauses between attempts to connect again; the last one repeats."""
+
+POLL_S = 0.25
+"""How often the host looks for new bytes."""
+
+CANCEL_CHECK_S = 0.5
+"""A detach is heard within this time."""
+
+_UNFRAMED_BYTES = 64 << 10
+"""Kept of output that is no frame: an error message of the payload is far smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchOutcome:
+    """`ended` is False when patience ended or the user detached: the run goes on without us."""
+
+    ended: bool
+    state: str
+    end_reason: str | None
+    reconnects: int
+
+
+def run(
+    ctx: Context,
+    run_id: str,
+    mirror: Mirror,
+    *,
+    on_event: Callable[[Event], None],
+    on_log: Callable[[bytes], None],
+    patience_s: float,
+    follow: bool = True,
+) -> WatchOutcome:
+    """Mirror a run until it ends, `ctx.cancel` is set, or the host was unreachable for `patience_s` seconds.
+
+    `on_event` gets each event of the host and `on_log` each byte of the job's output exactly once, those that an
+    earlier controller has copied first. Raises RemoteFailed if the host cannot read the run, MirrorError if
+    the copy is not equal to the original at the end.
+    """
+    watcher = _Watcher(ctx, run_id, mirror, on_event, on_log, follow)
+    lost_since: float | None = None
+    attempt = 0
+    while not ctx.cancel.is_set():
+        before = watcher.frames
+        try:
+            if watcher.stream():
+                return watcher.outcome(ended=watcher.state in ("finished", "lost"))
+        except (HostKeyError, AuthenticationError):
+            raise  # waiting does not mend these
+        except (ConnectionLost, ConnectionFailed) as error:
+            now = time.monotonic()
+            if watcher.frames > before:
+                attempt, lost_since = 0, None
+            lost_since = now if lost_since is None else lost_since
+            watcher.reconnects += 1
+            if now - lost_since > patience_s:
+                ctx.emit("contact", status="lost", text=f"no contact for {now - lost_since:.0f} s: {error.what}")
+                break
+            ctx.emit("contact", status="reconnecting", text=error.what)
+            ctx.cancel.wait(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])
+            attempt += 1
+    return watcher.outcome(ended=False)
+
+
+class _Watcher:
+    """The state that outlives a connection."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        run_id: str,
+        mirror: Mirror,
+        on_event: Callable[[Event], None],
+        on_log: Callable[[bytes], None],
+        follow: bool,
+    ) -> None:
+        self._ctx = ctx
+        self._run_id = run_id
+        self._mirror = mirror
+        self._on_event = on_event
+        self._on_log = on_log
+        self._follow = follow
+        # What an earlier controller copied is shown first; the stream then goes on in mid-line if need be.
+        self._partial_lines = mirror.replay(on_event_line=self._event_line, on_log=on_log)
+        self.state = "unknown"
+        self.end_reason: str | None = None
+        self.frames = 0
+        self.reconnects = 0
+
+    def outcome(self, *, ended: bool) -> WatchOutcome:
+        return WatchOutcome(ended=ended, state=self.state, end_reason=self.end_reason, reconnects=self.reconnects)
+
+    def stream(self) -> bool:
+        """Follow over one connection; True once the host has sent its end frame."""
+        request = {
+            "workdir": self._ctx.host["workdir"],
+            "run_id": self._run_id,
+            "cursor": self._mirror.cursor(),
+            "documents": self._mirror.documents(),
+            "follow": self._follow,
+            "interval_s": POLL_S,
+        }
+        process = self._ctx.transport.start(self._ctx.argv("tail"))
+        try:
+            process.write(pack_frame(request), timeout=CALL_TIMEOUT_S)
+            process.close_stdin()
+            self._ctx.emit("contact", status="connected", text="")
+            reader, unframed = FrameReader(), b""
+            while (data := self._read(process)) is not None:
+                if not data:
+                    code = process.wait(timeout=CALL_TIMEOUT_S)
+                    raise host_error("tail", code, unframed, process.stderr)
+                unframed = (unframed + data)[:_UNFRAMED_BYTES]
+                try:
+                    for header, body in reader.feed(data):
+                        self.frames += 1
+                        unframed = b""
+                        if self._take(header, body):
+                            return True
+                except ProtocolError as error:
+                    self._explain(process, unframed, error)
+            return False
+        finally:
+            process.close()
+
+    def _read(self, process: Process) -> bytes | None:
+        """Wait for bytes in short steps, so that a cancel is heard at once; None after a cancel."""
+        deadline = time.monotonic() + SILENCE_S
+        while not self._ctx.cancel.is_set():
+            try:
+                return process.read(timeout=CANCEL_CHECK_S)
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    self._ctx.transport.close()
+                    raise ConnectionLost(
+                        f"no sign of life from the host for {SILENCE_S:.0f} s",
+                        why="the host sends a heartbeat every second while it can be reached",
+                    ) from None
+        return None
+
+    def _explain(self, process: Process, unframed: bytes, error: ProtocolError) -> NoReturn:
+        """Bytes that are no frame are either an error that the payload printed, or a damaged stream."""
+        code = process.wait(timeout=CALL_TIMEOUT_S)
+        if code != 0:
+            raise host_error("tail", code, unframed, process.stderr) from error
+        raise ConnectionLost("the stream from the host is garbled", why=str(error)) from error
+
+    def _take(self, header: dict[str, Any], body: bytes) -> bool:
+        kind = header.get("type")
+        if kind == "append":
+            self._append(str(header["path"]), int(header["offset"]), body)
+        elif kind == "document":
+            self._mirror.replace(str(header["path"]), body)
+        elif kind in ("status", "end"):
+            self.state = str(header.get("state"))
+            self.end_reason = header.get("end_reason", self.end_reason)
+            if kind == "end":
+                differences = self._mirror.differences(header["files"])
+                if differences:
+                    raise MirrorError(
+                        "the local copy of the run differs from the host's",
+                        why="; ".join(differences[:5]),
+                        fix="move the local run folder away and run `ctl attach` again: it copies everything anew",
+                    )
+                return True
+        return False  # other kinds come from a newer payload and are not for this version
+
+    def _append(self, name: str, offset: int, body: bytes) -> None:
+        self._mirror.append(name, offset, body)
+        if name.startswith("log/"):
+            self._on_log(body)
+        elif name.startswith("events/"):
+            *lines, rest = (self._partial_lines.pop(name, b"") + body).split(b"\n")
+            self._partial_lines[name] = rest
+            for line in lines:
+                self._event_line(line)
+
+    def _event_line(self, line: bytes) -> None:
+        event = parse_event(line)
+        if event is not None:
+            self._on_event(event)

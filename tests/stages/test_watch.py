@@ -1,0 +1,136 @@
+"""Watch loses no byte and repeats none, wherever the connection or the controller breaks."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+from support.stubhost import StubHost
+
+from controller.core.errors import RemoteFailed
+from controller.core.events import Event
+from controller.stages import launch, watch
+from controller.stages.mirror import Mirror, MirrorError
+
+RUN = "20260101-000000-abcdef"
+JOB = ["/bin/sh", "-c", 'i=0; while [ $i -lt 3000 ]; do echo "line $i of the job"; i=$((i+1)); done']
+EXPECTED = b"".join(b"line %d of the job\n" % number for number in range(3000))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> StubHost:
+    return StubHost(tmp_path / "host")
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Mirror:
+    (tmp_path / "local" / "events").mkdir(parents=True)
+    return Mirror(tmp_path / "local")
+
+
+class Collector:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.log = b""
+
+    def on_log(self, data: bytes) -> None:
+        self.log += data
+
+
+def follow(
+    host: StubHost, mirror: Mirror, into: Collector, *, run: str = RUN, **options: float
+) -> watch.WatchOutcome:
+    return watch.run(
+        host.context(), run, mirror, on_event=into.events.append, on_log=into.on_log, patience_s=30, **options  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_mirrors_a_run_to_its_end(host: StubHost, mirror: Mirror) -> None:
+    launch.run(host.context(), host.plan(RUN, *JOB), {})
+    seen = Collector()
+    outcome = follow(host, mirror, seen)
+    assert (outcome.ended, outcome.state, outcome.end_reason) == (True, "finished", "succeeded")
+    assert seen.log == EXPECTED
+    assert (mirror.folder / "result.json").is_file()
+    assert [event.seq for event in seen.events if event.writer == "supervisor"] == sorted(
+        {event.seq for event in seen.events if event.writer == "supervisor"}
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_cut_goes_on_at_the_byte(host: StubHost, mirror: Mirror, seed: int) -> None:
+    launch.run(host.context(), host.plan(RUN, *JOB), {})
+    chance = random.Random(seed)
+    host.transport.cuts = [chance.randrange(0, 30_000) for _ in range(4)]
+    seen = Collector()
+    outcome = follow(host, mirror, seen)
+    assert outcome.ended
+    assert outcome.reconnects == 4
+    assert seen.log == EXPECTED
+
+
+def test_a_new_controller_continues_the_files_of_a_killed_one(host: StubHost, mirror: Mirror) -> None:
+    launch.run(host.context(), host.plan(RUN, *JOB), {})
+    follow(host, mirror, Collector())
+    log = mirror.folder / "log" / "000001.log"
+    log.write_bytes(log.read_bytes()[:12_345])  # as a SIGKILL leaves it: cut off anywhere
+    events = mirror.folder / "events" / "supervisor.jsonl"
+    whole = events.read_bytes()
+    events.write_bytes(whole[: len(whole) // 2])
+    seen = Collector()
+    assert follow(host, mirror, seen).ended
+    assert seen.log == EXPECTED
+    assert events.read_bytes() == whole
+    assert len([event for event in seen.events if event.writer == "supervisor"]) == whole.count(b"\n")
+
+
+def test_a_copy_that_was_tampered_with_is_found(host: StubHost, mirror: Mirror) -> None:
+    launch.run(host.context(), host.plan(RUN, *JOB), {})
+    follow(host, mirror, Collector())
+    log = mirror.folder / "log" / "000001.log"
+    log.write_bytes(log.read_bytes().replace(b"line 7 ", b"line 8 ", 1))
+    with pytest.raises(MirrorError, match="differs") as caught:
+        follow(host, mirror, Collector())
+    assert "000001.log" in caught.value.why
+
+
+def test_detaching_ends_the_watch_and_not_the_run(host: StubHost, mirror: Mirror) -> None:
+    launch.run(host.context(), host.plan(RUN, "/bin/sh", "-c", "sleep 3; echo still here"), {})
+    cancel = threading.Event()
+    threading.Timer(0.5, cancel.set).start()
+    outcome = watch.run(
+        host.context(cancel), RUN, mirror, on_event=lambda _: None, on_log=lambda _: None, patience_s=30
+    )
+    assert not outcome.ended
+    seen = Collector()
+    assert follow(host, mirror, seen).end_reason == "succeeded"
+    assert seen.log == b"still here\n"
+
+
+def test_patience_ends_without_a_word_about_the_run(host: StubHost, mirror: Mirror) -> None:
+    launch.run(host.context(), host.plan(RUN, "/bin/true"), {})
+    host.transport.unreachable = 1000
+    outcome = watch.run(host.context(), RUN, mirror, on_event=lambda _: None, on_log=lambda _: None, patience_s=1)
+    assert (outcome.ended, outcome.state) == (False, "unknown")
+    assert [fields["status"] for kind, fields in host.events if kind == "contact"][-1] == "lost"
+
+
+def test_an_unknown_run_is_an_error_not_a_retry(host: StubHost, mirror: Mirror) -> None:
+    with pytest.raises(RemoteFailed):
+        follow(host, mirror, Collector(), run="20260101-000000-ffffff")
+
+
+def test_the_mirror_refuses_names_outside_the_run_folder(mirror: Mirror) -> None:
+    for name in ("../x", "log/../../x", "/etc/passwd", "log/.hidden", "events/controller.jsonl", "other/x"):
+        with pytest.raises(MirrorError, match="unexpected"):
+            mirror.append(name, 0, b"x")
+    with pytest.raises(MirrorError, match="unexpected"):
+        mirror.replace("../plan.json", b"{}")
+
+
+def test_the_mirror_refuses_a_gap(mirror: Mirror) -> None:
+    mirror.append("log/000001.log", 0, b"abc")
+    with pytest.raises(MirrorError, match="continues at byte 7"):
+        mirror.append("log/000001.log", 7, b"x")
