@@ -53,7 +53,8 @@ ProgressOption = Annotated[
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show ctl's own traceback on an error.")]
 StaleOption = Annotated[
-    str | None, typer.Option("--stale", help="Files of an earlier run in the output: fail, clear or quarantine.")
+    str | None,
+    typer.Option("--stale", help="Files of an earlier run in the output: fail, clear, quarantine or resume."),
 ]
 AdoptOption = Annotated[
     bool, typer.Option("--adopt", help="Claim an output folder that holds files without our owner marker.")

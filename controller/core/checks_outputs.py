@@ -78,7 +78,7 @@ def _stale(listing: Mapping[str, Any], report: Mapping[str, Any], plan: Plan) ->
             "output-stale",
             f"{path} holds {_amount(listing)} of an earlier run",
             why=f"{_whose(listing, report)}; {_examples(listing)}",
-            fix="add `--stale clear` to delete them, or `--stale quarantine` to move them aside",
+            fix="add `--stale resume` to go on, `--stale clear` to delete them, or `--stale quarantine` to move them aside",
         )
     if stale is Stale.CLEAR:
         return warned(
@@ -94,7 +94,10 @@ def _stale(listing: Mapping[str, Any], report: Mapping[str, Any], plan: Plan) ->
             why=f"{_whose(listing, report)}; {_examples(listing)}",
             fix=f"later, to free the space: `rm -r {shlex.quote(path)}.quarantine-{plan['run_id']}`",
         )
-    return passed("output", f"{path} holds {_amount(listing)} and is kept as it is")
+    return passed(
+        "output-resume",
+        f"{path} holds {_amount(listing)}: good samples stay, bad ones go to {path}.quarantine-{plan['run_id']}",
+    )
 
 
 def _amount(listing: Mapping[str, Any]) -> str:

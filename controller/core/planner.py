@@ -251,6 +251,7 @@ def _extract_spec(host: Host, playbook: Playbook, output: str) -> ExtractSpec:
         "output": output,
         "format": playbook.output.format,
         "capture": capture.path.value,
+        "buffer_bytes": capture.buffer_bytes,
         "engine": {"tensor_parallel_size": _tensor_parallel(host, playbook), **playbook.engine.arguments},
     }
 

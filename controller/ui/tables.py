@@ -32,7 +32,7 @@ _FATES = {
     "clear": "will be deleted",
     "quarantine": "will be moved aside",
     "fail": "is in the way",
-    "resume": "is kept, what is missing is added",
+    "resume": "is proved file by file: good is kept, bad moved aside, missing added",
 }
 
 
