@@ -101,10 +101,10 @@ def _start(ctx: Context, request: dict[str, Any], body: bytes, nonce: str, deadl
         confirmation = parse_confirmation(done.stdout, nonce)
         if confirmation is not None:
             return confirmation
-        error = host_error("start", done.code, done.stdout, done.stderr)
-        if error.code not in _UNDECIDED:
-            raise error
-        ctx.emit("contact", status="connected", text=f"launch not confirmed yet: {error.what}")
+        refusal = host_error("start", done.code, done.stdout, done.stderr)
+        if refusal.code not in _UNDECIDED:
+            raise refusal
+        ctx.emit("contact", status="connected", text=f"launch not confirmed yet: {refusal.what}")
     return None
 
 
