@@ -95,9 +95,18 @@ class Extraction:
                 with self._phase("capture"):
                     admission.run(pending)
                 with self._phase("drain"):
-                    self._llm.collective_rpc("ctl_drain")
+                    self._tell(self._llm.collective_rpc("ctl_drain"))
         if progress.done != total:
             raise CaptureError(f"{progress.done} of {total} samples are on disk after the last writer ended")
+
+    def _tell(self, ranks: Sequence[Mapping[str, Any]]) -> None:
+        peak = max(rank["buffer_peak"] for rank in ranks)
+        self._notice("info", "buffers", f"states took at most {peak:,} bytes of a rank's host buffers")
+        if ranks[0]["restarted"]:  # every rank follows the same scheduler
+            text = (
+                f"{ranks[0]['restarted']} prompts were preempted half-way and captured anew (the KV cache was full)"
+            )
+            self._notice("info", "preempted", text)
 
     def _room(self) -> Room:
         ranks = self._llm.collective_rpc("ctl_facts")

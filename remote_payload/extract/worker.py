@@ -65,6 +65,7 @@ class CaptureWorker(Base):
         self._native: NativeStates | None = None
         self._native_places: dict[int, int] = {}
         self._probing: str | None = None
+        self._restarted = 0
         self._probe = Probe()
 
     def init_device(self) -> None:
@@ -101,6 +102,7 @@ class CaptureWorker(Base):
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._store.check()
         step = self._collector.begin(scheduler_output)
+        self._restarted += len(step.restarted)
         for request in step.restarted:
             if request.sink is not None:
                 self._store.discard(request.sink)
@@ -175,9 +177,13 @@ class CaptureWorker(Base):
         """Return `SampleStore.status`, and the rank. Raises the error of a failed write; never waits."""
         return {"rank": self.rank, **self._store.status()}
 
-    def ctl_drain(self) -> None:
-        """Return when every sample is on disk and in the ledger. Raises the error of a failed write."""
+    def ctl_drain(self) -> dict[str, Any]:
+        """Return when every sample is on disk and in the ledger. Raises the error of a failed write.
+
+        "restarted": how often a preempted prompt was captured anew; "buffer_peak": bytes.
+        """
         self._store.drain()
+        return {"rank": self.rank, "restarted": self._restarted, "buffer_peak": self._store.pool.peak}
 
     # ---------------------------------------------------------------------------------- inside
 

@@ -12,14 +12,21 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
+from collections import Counter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+from safetensors.torch import load_file
 from support.extraction import REPOSITORY, Run, environment, make_run, write_lines
+from support.stubvllm.vllm.v1.worker.cpu_worker import HIDDEN, states
+
+from remote_payload.host.protocol import OUTPUT_LEDGER, OUTPUT_MANIFEST
 
 STUB = Path(__file__).parent / "stubvllm"
-HIDDEN, BOUNDARIES = 128, [2, 4, 5, 8]
+BOUNDARIES = [2, 4, 5, 8]
 ROW_BYTES = HIDDEN * len(BOUNDARIES) * 4
 RUN_TIMEOUT_S = 120.0
 
@@ -120,10 +127,33 @@ def make_stub_run(folder: Path, shared: Path, run_id: str, **fields: Any) -> Run
     return Run(folder=run.folder, output=Path(output))
 
 
+def prompts(data: Path) -> dict[int, list[int]]:
+    """The token ids of each valid record of a data set, by index."""
+    lines = data.read_text().splitlines()
+    return {i: json.loads(line)["input_ids"] for i, line in enumerate(lines) if line.startswith('{"')}
+
+
+def fates(run: Run) -> Counter[int]:
+    """How often the ledgers of a run name each record; a cut sample's notice is no fate."""
+    return Counter(r["index"] for r in run.ledger("*") if {"file", "skipped", "failed"} & r.keys())
+
+
+def assert_all_samples(run: Run, data: Path) -> None:
+    """The output holds every sample with its tokens and states and nothing else, and the ledger each record once."""
+    wanted = prompts(data)
+    names = {f"hs_{index}.safetensors" for index in wanted}
+    assert set(os.listdir(run.output)) == {*names, OUTPUT_MANIFEST, OUTPUT_LEDGER}
+    for index, ids in wanted.items():
+        found = load_file(run.path(index))
+        assert found["token_ids"].tolist() == ids
+        expected = states([(token, position) for position, token in enumerate(ids)])
+        assert found["hidden_states"].equal(torch.stack([expected[b] for b in BOUNDARIES], dim=1))
+    assert fates(run) == Counter(dict.fromkeys(range(len(data.read_text().splitlines())), 1))
+
+
 def _serve() -> None:
-    import torch
-    import transformers  # noqa: F401 - imported once, for all children
     import vllm  # noqa: F401
+    from transformers import PretrainedConfig  # noqa: F401 - imported once, for all children
 
     import remote_payload.extract.worker  # noqa: F401
     from remote_payload.extract import engine
@@ -147,9 +177,7 @@ def _serve() -> None:
         code = 1
         try:
             code = engine.main()
-        except BaseException:
-            import traceback
-
+        except BaseException:  # noqa: BLE001 - a forked child must never run on as its parent
             traceback.print_exc()
         Path(request["status"]).write_text(str(code))
         os._exit(code)

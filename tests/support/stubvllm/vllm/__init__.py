@@ -117,9 +117,7 @@ class Engine:
         self._worker.rows = [
             (known[name].prompt_token_ids[position], position)
             for name in order
-            for position in range(
-                known[name].num_computed_tokens, known[name].num_computed_tokens + counts[name]
-            )
+            for position in range(known[name].num_computed_tokens, known[name].num_computed_tokens + counts[name])
         ]
         started = time.monotonic()
         self._worker.execute_model(output)
