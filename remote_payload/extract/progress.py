@@ -33,7 +33,7 @@ class LedgerTail:
                 data = file.read()
             whole = data[: data.rfind(b"\n") + 1]
             self._offsets[name] = self._offsets.get(name, 0) + len(whole)
-            yield from (record for record in map(_record, whole.splitlines()) if "file" in record)
+            yield from filter(None, map(_record, whole.splitlines()))
 
 
 def _record(line: bytes) -> dict[str, Any]:
