@@ -20,8 +20,8 @@ from remote_payload.host.protocol import RunPaths
 
 DTYPE_NAMES = {code: name for name, code in DTYPE_CODES.items()}
 
-LISTED = 100
-"""Missing samples listed in verify.json; `samples.missing` counts them all."""
+LISTED = 10_000
+"""Missing samples listed in verify.json; `samples.missing` counts them all, and the ledger names each."""
 
 
 @dataclass(slots=True, kw_only=True)
