@@ -37,8 +37,8 @@ DISK_S = 0.2
 BEAT_S = 30.0
 """Between two signs of life during a pause: well below any `silence_timeout`."""
 
-ATTEMPTS = 20
-"""How often a sample may be given up: each time costs its computation."""
+BACKOFF_S = 60.0
+"""At most this long until a sample that was given up is tried again: each try costs its computation."""
 
 RESERVE_PART, RESERVE_BYTES = 50, 256 << 20
 """Left free: a 50th of the file system, at most 256 MiB, for events, logs and ledgers that share the disk."""
@@ -96,7 +96,7 @@ class Admission:
         self._disk = _Disk(room.output)
         self._paused: float | None = None  # time.monotonic() of the beginning
         self._stalled = False  # writers were stuck when last asked
-        self._asked = self._beaten = self._collected = 0.0
+        self._asked = self._beaten = self._collected = self._retry_at = 0.0
 
     def run(self, samples: Iterable[Sample]) -> None:
         """Return when every sample is on disk.
@@ -108,17 +108,17 @@ class Admission:
         while True:
             if time.monotonic() - self._collected >= POLL_S:
                 self._collect()
-            while (sample := self._again[0] if self._again else following) is not None and self._admits(sample):
-                self._add(sample)
-                if self._again:
-                    self._again.popleft()
-                else:
-                    following = next(queue, None)
+            while self._again and time.monotonic() >= self._retry_at and self._admits(self._again[0]):
+                self._add(self._again.popleft())
+            while following is not None and self._admits(following):
+                self._add(following)
+                following = next(queue, None)
             if self._engine.busy():
                 self._engine.step()
-            elif self._under_way or self._paused is not None:
+            elif self._under_way or self._again or following is not None:
                 self._wait()
-            elif following is None and not self._again:
+            else:
+                self._resume()
                 return
 
     def _admits(self, sample: Sample) -> bool:
@@ -186,10 +186,11 @@ class Admission:
         if sample is None:
             return
         self._account(sample, -1)
-        self._attempts[index] = self._attempts.get(index, 0) + 1
-        if self._attempts[index] >= ATTEMPTS:
-            raise CaptureError(f"sample {index} found no room on the disk {ATTEMPTS} times")
+        attempts = self._attempts[index] = self._attempts.get(index, 0) + 1
+        self._retry_at = time.monotonic() + min(BACKOFF_S, 2.0 ** (attempts - 1))
         self._again.append(sample)
+        text = f"the disk had no room for the rows of sample {index}, attempt {attempts}: it will be captured again"
+        self._notice("warn", "sample-deferred", text)
 
     def _pause(self, code: str, why: str) -> None:
         self._paused = self._beaten = time.monotonic()
