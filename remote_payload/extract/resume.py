@@ -11,7 +11,7 @@ import json
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,23 +167,32 @@ def verdict(
 
 
 def sample_files(output: str, form: str) -> list[str]:
-    """Return the names in the folder that the format gives to samples."""
-    prefix, _, suffix = format_named(form).file_name(0).partition("0")
-    names = os.listdir(output) if os.path.isdir(output) else []
+    """Return the paths, relative to the folder, that the format gives to samples."""
+    prefix, _, suffix = os.path.basename(format_named(form).file_name(0)).partition("0")
     return [
-        name
-        for name in names
-        if name.startswith(prefix) and name.endswith(suffix) and name[len(prefix) : -len(suffix)].isdecimal()
+        path
+        for path in _files(output)
+        if (name := os.path.basename(path)).startswith(prefix)
+        and name.endswith(suffix)
+        and name[len(prefix) : -len(suffix)].isdecimal()
     ]
 
 
 def sweep(output: str) -> list[str]:
-    """Delete the half-written files of a killed writer and return their names."""
-    names = os.listdir(output) if os.path.isdir(output) else []
-    swept = [name for name in names if name.startswith(".") and name.endswith(TEMPORARY_SUFFIX)]
-    for name in swept:
-        os.unlink(os.path.join(output, name))
+    """Delete the half-written files of a killed writer and return their relative paths."""
+    swept = [
+        path for path in _files(output) if os.path.basename(path).startswith(".") and path.endswith(TEMPORARY_SUFFIX)
+    ]
+    for path in swept:
+        os.unlink(os.path.join(output, path))
     return swept
+
+
+def _files(output: str) -> Iterator[str]:
+    """Yield the relative paths of all files but those in hidden folders; formats may group their files."""
+    for folder, folders, names in os.walk(output):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (os.path.relpath(os.path.join(folder, name), output) for name in names)
 
 
 class Quarantine:
@@ -200,6 +209,7 @@ class Quarantine:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
             self._reasons = Journal(os.path.join(self.path, REASONS))
         self._reasons.append({"index": index, "file": name, "code": code, "why": why})
+        os.makedirs(os.path.dirname(os.path.join(self.path, name)), exist_ok=True)
         os.rename(os.path.join(self._output, name), os.path.join(self.path, name))
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import itertools
 import mmap
 import os
 import threading
+from dataclasses import replace
 
 from remote_payload.extract.formats import TEMPORARY_SUFFIX, Format, SampleData, Sink, publish
 from remote_payload.extract.pool import FULL, Abandoned
@@ -28,8 +29,8 @@ class Spill:
     def __init__(self, output: str, form: Format, index: int, tokens: int, row_bytes: int) -> None:
         self._form, self._row_bytes, self._size = form, row_bytes, tokens * row_bytes
         # Numbered: a sample that starts again must not meet the file of its first attempt.
-        name = f".{form.file_name(index)}.{os.getpid()}-{next(_numbers)}{TEMPORARY_SUFFIX}"
-        self._path = os.path.join(output, name)
+        folder, name = os.path.split(os.path.join(output, form.file_name(index)))
+        self._path = os.path.join(folder, f".{name}.{os.getpid()}-{next(_numbers)}{TEMPORARY_SUFFIX}")
         self._descriptor: int | None = None  # opened by the first writer: the engine's thread never touches the disk
         self._opening = threading.Lock()
         self._published = False
@@ -74,6 +75,7 @@ class Spill:
     def _open(self) -> int:
         with self._opening:
             if self._descriptor is None:
+                os.makedirs(os.path.dirname(self._path), exist_ok=True)  # formats may group their files
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 self._descriptor = os.open(self._path, flags, 0o640)
             return self._descriptor
@@ -85,13 +87,7 @@ class Spill:
             try:
 
                 def write(sink: Sink) -> None:
-                    self._form.write(
-                        SampleData(
-                            token_ids=data.token_ids, hidden=rows, shape=data.shape, dtype=data.dtype,
-                            metadata=data.metadata,
-                        ),
-                        sink,
-                    )  # fmt: skip
+                    self._form.write(replace(data, hidden=rows), sink)
 
                 return publish(path, write)
             finally:

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from support.disk import fill, small_disk
 
-from remote_payload.extract import spill
+from remote_payload.extract import resume, spill
 from remote_payload.extract.formats import SPECULATORS, Format, SampleData, Sink, publish
 from remote_payload.extract.pool import BufferPool
 from remote_payload.extract.statistics import measure, summarize_states
@@ -282,3 +282,16 @@ def test_the_inspector_reads_what_the_writer_wrote(tmp_path: Path) -> None:
     assert (found.shape, found.dtype, found.bytes) == ((3, 2, HIDDEN), "F32", size)
     assert found.metadata == {"note": "ü"}
     assert os.path.basename(path) == "hs_12.safetensors"
+
+
+def test_files_in_groups_are_found_swept_and_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = replace(SPECULATORS, file_name=lambda index: f"rows_{index // 10}/data_{index}.safetensors")
+    monkeypatch.setattr(resume, "format_named", lambda name: form)
+    store = make_store(tmp_path, form=form, buffer_bytes=16 * ROW)
+    wanted = fill_sample(store, 100, 12)
+    store.drain()
+    output = str(tmp_path / "out")
+    assert load_file(tmp_path / "out" / "rows_1" / "data_12.safetensors")["hidden_states"].equal(wanted)
+    assert resume.sample_files(output, "grouped") == ["rows_1/data_12.safetensors"]
+    (tmp_path / "out" / "rows_1" / ".data_13.safetensors.partial").write_bytes(b"half")
+    assert resume.sweep(output) == ["rows_1/.data_13.safetensors.partial"]
