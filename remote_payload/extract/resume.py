@@ -180,12 +180,15 @@ def sample_files(output: str, form: str) -> list[str]:
 
 def sweep(output: str) -> list[str]:
     """Delete the half-written files of a killed writer and return their relative paths."""
-    swept = [
-        path for path in _files(output) if os.path.basename(path).startswith(".") and path.endswith(TEMPORARY_SUFFIX)
-    ]
+    swept = [path for path in _files(output) if _is_half(os.path.basename(path))]
     for path in swept:
         os.unlink(os.path.join(output, path))
     return swept
+
+
+def _is_half(name: str) -> bool:
+    """Whether a file is one that our writers rename when it is whole: a sample, or the manifest."""
+    return (name.startswith(".") and name.endswith(TEMPORARY_SUFFIX)) or name.startswith(f".{OUTPUT_MANIFEST}.")
 
 
 def _files(output: str) -> Iterator[str]:

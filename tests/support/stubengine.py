@@ -5,6 +5,7 @@ As a module it is that process: a request a line on stdin, `{"env", "log"}`, the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -75,7 +76,8 @@ class Job:
 
     def kill(self) -> None:
         """SIGKILL the job with everything it started."""
-        os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself
+            os.killpg(self.pid, signal.SIGKILL)
         while self.alive():
             time.sleep(0.001)
 
