@@ -31,6 +31,9 @@ POLL_S = 0.02
 STATUS_S = 1.0
 """Between two questions to idle ranks: what they wait for, and what they gave up."""
 
+BUSY_STATUS_S = 5.0
+"""The same while it is busy: a full disk and a writer's error are to be known before the last step."""
+
 DISK_S = 0.2
 """Between two looks at the disk: in that time writers fill less than the reserve."""
 
@@ -115,6 +118,8 @@ class Admission:
                 following = next(queue, None)
             if self._engine.busy():
                 self._engine.step()
+                if time.monotonic() - self._asked >= BUSY_STATUS_S:
+                    self._ask()
             elif self._under_way or self._again or following is not None:
                 self._wait()
             else:
@@ -165,21 +170,26 @@ class Admission:
         if self._paused is not None and now - self._beaten >= BEAT_S:
             self._beaten = now
             self._progress.beat()
-        if now - self._asked < STATUS_S or not self._under_way:
-            return
-        self._asked = now
+        if now - self._asked >= STATUS_S and self._under_way:
+            writing = self._ask()
+            lost = [index for index in self._under_way if not writing[index % self._room.ranks]]
+            if lost:
+                raise CaptureError(f"sample {min(lost)} was computed, and no writer has it")
+
+    def _ask(self) -> dict[int, int]:
+        """Learn what became of computed samples; return how many writes each rank still has."""
+        self._asked = time.monotonic()
         ranks = self._engine.status()
         self._collect()  # after the answers: a rank without work has written its last line before
         stalled = [rank["stalled"] for rank in ranks if rank["stalled"]]
         if stalled and self._paused is None:
             self._pause("disk-full", f"the writers wait for room: {stalled[0]}")
+        elif self._paused is not None and not stalled and self._disk.has(self._promised):
+            self._resume()
         self._stalled = bool(stalled)
         for index in (index for rank in ranks for index in rank["deferred"]):
             self._defer(index)
-        writing = {rank["rank"]: rank["writing"] for rank in ranks}
-        lost = [index for index in self._under_way if not writing[index % self._room.ranks]]
-        if lost:
-            raise CaptureError(f"sample {min(lost)} was computed, and no writer has it")
+        return {rank["rank"]: rank["writing"] for rank in ranks}
 
     def _defer(self, index: int) -> None:
         sample = self._under_way.pop(index, None)

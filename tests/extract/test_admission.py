@@ -175,3 +175,24 @@ def test_nothing_is_admitted_that_the_disk_does_not_hold(tmp_path: Path, monkeyp
         desk.admission.run(samples(400, 4))
         assert desk.notices == ["disk-low", "disk-freed"]
         assert desk.engine.seen == ["0", "1"]
+
+
+def test_a_full_disk_is_told_while_the_engine_still_computes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "BUSY_STATUS_S", 0.0)
+    told: list[list[str]] = []
+
+    def write(sample: Sample) -> None:
+        told.append(list(desk.notices))
+        if sample.index < 3:
+            desk.engine.held.append(sample)
+            return
+        for held in desk.engine.held:  # somebody made room
+            desk.engine.to_ledger(held)
+        desk.engine.held.clear()
+        desk.engine.to_ledger(sample)
+
+    desk.engine.write = write
+    desk.admission.run(samples(1, 1, 1, 1, 1))
+    assert told[1] == ["disk-full"]
+    assert desk.notices == ["disk-full", "disk-freed"]
+    assert desk.progress.done == 5

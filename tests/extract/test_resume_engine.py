@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,14 @@ from support.extraction import Run, environment, execute, make_run, write_lines
 from support.reference import relative_error
 from support.stubengine import fates, prompts
 
-SAMPLES, TOKENS = 64, 300
-DISK_BYTES = 56 << 20
-"""The samples take 40 MB."""
+SAMPLES, TOKENS = 20, 300
+DISK_BYTES = 24 << 20
+"""The samples take 12 MB."""
 
 ENGINE = {
-    # Four prompts get rows in one step, and the cache holds less than two: the others are preempted.
+    # Four prompts get rows in one step, and the cache holds fewer than three: the others are preempted.
     "max_num_batched_tokens": 128, "long_prefill_token_threshold": 32, "max_num_seqs": 8, "block_size": 32,
-    "num_gpu_blocks_override": 16, "scheduler_reserve_full_isl": False, "enforce_eager": True,
+    "num_gpu_blocks_override": 28, "scheduler_reserve_full_isl": False, "enforce_eager": True,
     # The executor that has a time-out.
     "distributed_executor_backend": "mp",
 }  # fmt: skip
@@ -40,6 +41,16 @@ START_S = 120.0
 def disk(tmp_path: Path) -> Iterator[Path]:
     with small_disk(tmp_path / "disk", DISK_BYTES) as folder:
         yield folder
+
+
+@contextmanager
+def started(run: Run) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the job; whatever happens, no engine is left behind."""
+    process = start(run)
+    try:
+        yield process
+    finally:
+        kill_all(run, process)
 
 
 def start(run: Run) -> subprocess.Popen[bytes]:
@@ -90,31 +101,30 @@ def test_killed_preempted_and_without_room_it_ends_with_every_sample(
     }  # fmt: skip
     first = make_run(tmp_path / "first", **fields)
     first = Run(folder=first.folder, output=disk / "out")
-    process = start(first)
-    wait_for(lambda: len(first.ledger()) >= 5, process, first)
-    kill_all(first, process)
+    with started(first) as process:
+        wait_for(lambda: len(first.ledger()) >= 3, process, first)
     left = len(first.ledger())
     assert left < SAMPLES
 
     second = make_run(tmp_path / "second", stale="resume", **fields)
     second = Run(folder=second.folder, output=disk / "out")
-    process = start(second)
-    written = len(list(second.output.glob("hs_*")))
-    wait_for(lambda: len(list(second.output.glob("hs_*"))) > written, process, second)
-    filler = fill(disk, 0)
-    until = time.monotonic() + 3 * TIMEOUT_S
-    while time.monotonic() < until:
-        fill(disk, 0)
-        assert process.poll() is None, (second.folder / "log.txt").read_text()[-4000:]
-        time.sleep(0.2)
-    filler.unlink()
-    assert process.wait(START_S) == 0, (second.folder / "log.txt").read_text()[-4000:]
+    with started(second) as process:
+        written = len(list(second.output.glob("hs_*")))
+        wait_for(lambda: len(list(second.output.glob("hs_*"))) > written, process, second)
+        filler = fill(disk, 0)
+        until = time.monotonic() + 3 * TIMEOUT_S
+        while time.monotonic() < until:
+            fill(disk, 0)
+            assert process.poll() is None, (second.folder / "log.txt").read_text()[-4000:]
+            time.sleep(0.2)
+        filler.unlink()
+        assert process.wait(START_S) == 0, (second.folder / "log.txt").read_text()[-4000:]
 
     codes = Counter(event["code"] for event in second.events("notice"))
     assert codes["preempted"] == 1
     assert codes["disk-freed"] >= 1
     assert codes["disk-full"] + codes["disk-low"] == codes["disk-freed"]
-    assert len([record for record in second.ledger("driver") if record.get("kept")]) >= 5
+    assert len([record for record in second.ledger("driver") if record.get("kept")]) >= 3
     assert fates(second) == Counter(dict.fromkeys(range(SAMPLES), 1))
     for index, ids in prompts(data).items():
         found = load_file(second.path(index))
