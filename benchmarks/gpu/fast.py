@@ -120,7 +120,8 @@ def ours(arguments: argparse.Namespace, eager: bool, prompts: list[list[int]], o
     from remote_payload.host.journal import EventWriter
 
     run = make_run(
-        ROOT / "fast" / f"{arguments.model}-{os.getpid()}", model=str(MODELS / arguments.model), data=str(DATA / "prompts.jsonl"), dtype="bfloat16", max_seq_len=MAX_SEQ_LEN, output=str(output),
+        ROOT / "fast" / f"{arguments.model}-{os.getpid()}", model=str(MODELS / arguments.model),
+        data=str(DATA / "prompts.jsonl"), dtype="bfloat16", max_seq_len=MAX_SEQ_LEN, output=str(output),
         engine=engine(arguments, eager), accelerator="cuda",
     )  # fmt: skip
     os.environ.update(CTL_RUN_DIR=str(run.folder), CTL_HOST="here")

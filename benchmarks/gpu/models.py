@@ -151,9 +151,8 @@ def _tokenizer(out: Path) -> None:
 
     words = {f"t{number}": number for number in range(TRUTH_VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="t2"))  # noqa: S106 - a word, no password
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="t2", bos_token="t0", eos_token="t1"
-    ).save_pretrained(out)  # noqa: E501, S106
+    special = {"unk_token": "t2", "bos_token": "t0", "eos_token": "t1"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(out)
 
 
 def _config(out: Path, record: dict[str, Any]) -> None:

@@ -193,7 +193,7 @@ stop_grace = "10s"
             keep_smi(f"{self.part}-dirty", ("unshare", "--pid", "--fork", "--mount-proc"))
             code, text = self.ctl(
                 "busy", "preflight", "--host", "gpu", "--playbook", str(CLIENT / "playbooks" / "eager.toml"), "--json"
-            )  # noqa: E501
+            )
         finally:
             holder.kill()
             holder.wait()
