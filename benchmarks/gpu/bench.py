@@ -118,9 +118,10 @@ def keep_smi(name: str, prefix: Sequence[str] = ()) -> None:
 
 def versions() -> dict[str, str]:
     """Return the versions that the figures depend on, without importing torch."""
-    from importlib.metadata import version
+    from importlib.metadata import distributions
 
-    packages = {name: version(name) for name in ("vllm", "torch", "transformers", "safetensors")}
+    wanted = ("vllm", "torch", "transformers", "safetensors", "flashinfer-python", "triton")
+    packages = {d.name: d.version for d in distributions() if d.name in wanted}
     gpus = _smi("--query-gpu=name,driver_version")
     return {**packages, "python": sys.version.split()[0], "gpus": f"{len(gpus)} x {gpus[0]}"}
 

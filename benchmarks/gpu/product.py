@@ -54,7 +54,7 @@ class Product:
         self.gpus, self.model = gpus, model
         self.steps: list[dict[str, Any]] = []
         self.part = f"product-{gpus}gpu"
-        for folder in (HOST, CLIENT / "home", CLIENT / "playbooks"):
+        for folder in (HOST / "output", CLIENT / "home", CLIENT / "playbooks"):
             folder.mkdir(parents=True, exist_ok=True)
         words = " ".join(f'{name}="{os.environ[name]}"' for name in CARRIED if os.environ.get(name))
         shutil.rmtree(CLIENT / "ssh", ignore_errors=True)
@@ -218,7 +218,8 @@ stop_grace = "10s"
         found = json.loads(text[text.find("{") :]) if "{" in text else {"text": text[-800:]}
         keys = ("state", "end_reason", "gpus_clean", "leftovers", "message")
         return {
-            "ok": code == 0 and found.get("gpus_clean") is True, "exit": code, "samples_then": written,
+            "ok": code == 0 and found.get("gpus_clean") is True and found.get("end_reason") == "stopped",
+            "exit": code, "samples_then": written,
             "stop_s": seconds, **{key: found.get(key) for key in keys}, "killed": len(found.get("killed") or []),
         }  # fmt: skip
 
@@ -235,7 +236,7 @@ stop_grace = "10s"
         summary = self.summary(step, run)
         problems = [f"{p.get('code')}: {p.get('what')}" for p in summary.get("problems") or []]
         return {
-            "ok": summary.get("end_reason") not in (None, "finished", "ok") and summary.get("gpus_clean") is True,
+            "ok": summary.get("end_reason") == "job-failed" and summary.get("gpus_clean") is True,
             "victim": victims[-1][1], "end_s": seconds, "end_reason": summary.get("end_reason"),
             "gpus_clean": summary.get("gpus_clean"), "problems": problems[:4],
         }  # fmt: skip
@@ -315,8 +316,8 @@ def main() -> int:
         f"Product, {arguments.gpus} GPU", [{key: row.get(key, "") for key in columns} for row in product.steps]
     )
     logs = OUT / "runs"
-    for run in product.run_folders():  # the small files tell the rest; states stay behind
-        shutil.copytree(run, logs / run.name, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
+    for run in product.run_folders():  # all but the log's FIFO
+        shutil.copytree(run, logs / run.name, ignore=shutil.ignore_patterns("pipe"), dirs_exist_ok=True)
     return 0 if all(row["ok"] for row in product.steps) else 1
 
 

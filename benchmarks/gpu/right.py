@@ -3,9 +3,10 @@
     python right.py            one GPU: qwen3, deepseek and kimi, several engines at once
     python right.py --tp 2     the same models on one GPU and on two
 
-Each engine is a run of the product's own job (`remote_payload.extract.engine`). A row's cosine with transformers'
-bf16 state must exceed 0.999. Below it may be only rows of MoE models where bf16 rounding chose another expert: for
-each such row the margin by which transformers chose its experts is looked up.
+Each engine is a run of the product's own job (`remote_payload.extract.engine`), which stores the state after every
+layer. transformers' layers are run on the captured state of the layer before, so that a difference is one layer's
+own, and its cosine must exceed 0.999. Below it may be only rows of MoE layers where rounding to bf16 chose another
+expert: the margin by which transformers chose is given for them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from safetensors.torch import load_file, safe_open
 from support.extraction import Run, execute, make_run
 
 COSINE = 0.999
+LAYERS = 8  # of the models; the state after each is captured
 AT_ONCE = 6  # engines; each takes about 8 GB of the GPU and two cores while it loads
 KV_BYTES = 2 << 30
 CHUNK = 512  # tokens a step: prompts are batched and the longer ones cut
@@ -75,7 +77,8 @@ def start(variant: Variant) -> Run:
     }  # fmt: skip
     run = make_run(
         folder, model=str(MODELS / variant.model), data=str(DATA / "truth.jsonl"), dtype="bfloat16",
-        max_seq_len=1024, capture=variant.capture, engine=engine, accelerator="cuda",
+        max_seq_len=1024, boundaries=list(range(1, LAYERS + 1)), capture=variant.capture,
+        engine=engine, accelerator="cuda",
     )  # fmt: skip
     ended = execute(run, "engine", **HOST_ENV, **variant.env)
     log = OUT / "logs" / f"right-{variant.model}-{variant.name}.log"
@@ -85,47 +88,51 @@ def start(variant: Variant) -> Run:
 
 
 class Reference:
-    """transformers' states of one model, in bf16 and in fp32, and the margins of its expert choices."""
+    """transformers' model of one checkpoint, in bf16 on the GPU."""
 
-    def __init__(self, name: str, prompts: Sequence[Sequence[int]]) -> None:
-        self.bf16, self.margins = self._states(name, prompts, torch.bfloat16)
-        self.fp32, _ = self._states(name, prompts, torch.float32)
-
-    @staticmethod
-    def _states(name: str, prompts: Sequence[Sequence[int]], dtype: torch.dtype) -> tuple[Any, Any]:
-        model = _load(name, dtype)
-        config = model.config
-        found: list[torch.Tensor] = []
-        margins: dict[int, torch.Tensor] = {}
-
-        def keep(module: Any, args: Any, output: Any) -> None:
-            found.append((output[0] if isinstance(output, tuple) else output)[0].float().cpu())
-
-        def router(number: int) -> Any:
-            def hook(module: Any, args: Any, output: Any) -> None:
-                margins[number] = _margin(module, args[0], config).cpu()
-
-            return hook
-
-        for module in (model.model.embed_tokens, *model.model.layers):
-            module.register_forward_hook(keep)
-        for number, layer in enumerate(model.model.layers):
+    def __init__(self, name: str) -> None:
+        self._model = _load(name)
+        self._outputs: list[torch.Tensor] = []
+        self._margins: dict[int, torch.Tensor] = {}
+        self._given: torch.Tensor | None = None
+        layers = self._model.model.layers
+        for number, layer in enumerate(layers, start=1):
+            layer.register_forward_pre_hook(self._feed(number), with_kwargs=True)
+            layer.register_forward_hook(self._keep)
             if hasattr(layer.mlp, "gate"):
-                layer.mlp.gate.register_forward_hook(router(number + 1))
-        states, chosen = [], []
+                layer.mlp.gate.register_forward_hook(self._route(number))
+
+    def run(self, prompt: Sequence[int], given: torch.Tensor | None = None) -> tuple[list[torch.Tensor], Any]:
+        """Return the states after each layer, [tokens, hidden] in fp32, and layer -> margins of expert choices.
+
+        With `given` [tokens, layers, hidden], each layer but the first reads the given state of the one before, so
+        that rounding does not add up: what is returned is off by one layer's rounding only.
+        """
+        self._outputs, self._margins, self._given = [], {}, given
         with torch.inference_mode():
-            for prompt in prompts:
-                found.clear()
-                margins.clear()
-                model.model(input_ids=torch.tensor([list(prompt)], device="cuda"))
-                states.append(list(found))
-                chosen.append(dict(margins))
-        del model
-        torch.cuda.empty_cache()
-        return states, chosen
+            self._model.model(input_ids=torch.tensor([list(prompt)], device="cuda"))
+        return self._outputs, self._margins
+
+    def _feed(self, number: int) -> Any:
+        def hook(module: Any, args: Any, kwargs: Any) -> Any:
+            if self._given is None or number == 1:
+                return None
+            state = self._given[:, number - 2].to("cuda", torch.bfloat16)[None]
+            return (state, *args[1:]), {k: v for k, v in kwargs.items() if k != "hidden_states"}
+
+        return hook
+
+    def _keep(self, module: Any, args: Any, output: Any) -> None:
+        self._outputs.append((output[0] if isinstance(output, tuple) else output)[0].float().cpu())
+
+    def _route(self, number: int) -> Any:
+        def hook(module: Any, args: Any, output: Any) -> None:
+            self._margins[number] = _margin(module, args[0], self._model.config).cpu()
+
+        return hook
 
 
-def _load(name: str, dtype: torch.dtype) -> Any:
+def _load(name: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     folder = MODELS / name
@@ -145,7 +152,7 @@ def _load(name: str, dtype: torch.dtype) -> Any:
             inner = {**config["text_config"], "model_type": "deepseek_v3"}
             (text / "config.json").write_text(json.dumps(inner))
         folder = text
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
     return model.eval().to("cuda")
 
 
@@ -165,47 +172,52 @@ def _margin(gate: Any, hidden: torch.Tensor, config: Any) -> torch.Tensor:
     return torch.minimum(margin, best[:, top - 1] - best[:, top])
 
 
-def captured(run: Run) -> tuple[dict[int, torch.Tensor], list[int], str]:
-    """Return index -> states [tokens, boundaries, hidden] in fp32, the boundaries, and the capture path."""
-    states, boundaries, path = {}, [], ""
+def captured(run: Run) -> tuple[dict[int, torch.Tensor], str]:
+    """Return index -> states [tokens, layers, hidden] in fp32, and the capture path."""
+    states, path = {}, ""
     for record in run.ledger():
         file = run.output / record["file"]
         with safe_open(file, "pt") as stream:
-            metadata = stream.metadata()
-        boundaries, path = json.loads(metadata["boundaries"]), metadata["capture_path"]
+            path = stream.metadata()["capture_path"]
         states[record["index"]] = load_file(file)["hidden_states"].float()
-    return states, boundaries, path
+    return states, path
 
 
 def cosine(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cosine_similarity(one.double(), other.double(), dim=-1)
 
 
-def against_reference(states: Mapping[int, torch.Tensor], boundaries: list[int], ref: Reference) -> dict[str, Any]:
-    """Return how near the captured rows are to transformers; margins in units of a router score (0 to 1)."""
-    rows, low, worst, low_margins, margins = 0, 0, 1.0, [], []
-    errors: dict[str, list[float]] = {"vllm": [], "transformers": []}
+def against_reference(
+    states: Mapping[int, torch.Tensor], prompts: Sequence[Sequence[int]], reference: Reference
+) -> dict[str, Any]:
+    """Return how near the captured rows are to transformers', layer by layer and from the embeddings on.
+
+    A margin is the least gap between a router score (0 to 1) that was chosen and one that was not.
+    """
+    layer_cosines, whole_cosines, margins, low_margins, dense = [], [], [], [], []
     for index, sample in states.items():
-        for place, boundary in enumerate(boundaries):
-            mine, theirs, exact = sample[:, place], ref.bf16[index][boundary], ref.fp32[index][boundary]
-            similar = cosine(mine, theirs)
-            rows, worst = rows + len(similar), min(worst, float(similar.min()))
-            below = similar <= COSINE
-            low += int(below.sum())
-            chosen = [margin for layer, margin in ref.margins[index].items() if layer <= boundary]
-            if chosen:
-                least = torch.stack(chosen).min(0)[0]
-                margins.append(least)
-                low_margins.extend(least[below].tolist())
-            for name, state in (("vllm", mine), ("transformers", theirs)):
-                errors[name].append(float(((state - exact).norm(dim=-1) / exact.norm(dim=-1)).median()))
-    median = float(torch.cat(margins).median()) if margins else None
+        outputs, chosen = reference.run(prompts[index], sample)
+        for layer, theirs in enumerate(outputs, start=1):
+            similar = cosine(sample[:, layer - 1], theirs)
+            layer_cosines.append(similar)
+            if layer in chosen:
+                margins.append(chosen[layer])
+                low_margins.append(chosen[layer][similar <= COSINE])
+            else:
+                dense.append(similar)
+        whole, _ = reference.run(prompts[index])
+        whole_cosines.extend(cosine(sample[:, place], theirs) for place, theirs in enumerate(whole))
+    cosines, low = torch.cat(layer_cosines), torch.cat(low_margins) if low_margins else torch.empty(0)
+    every = torch.cat(margins) if margins else None
     return {
-        "rows": rows, "cosine_min": round(worst, 6), "rows_below": low,
-        "low_margin_max": round(max(low_margins), 5) if low_margins else None,
-        "margin_median": round(median, 5) if median is not None else None,
-        "error_vllm": f"{sum(errors['vllm']) / len(errors['vllm']):.1e}",
-        "error_transformers": f"{sum(errors['transformers']) / len(errors['transformers']):.1e}",
+        "rows": len(cosines), "layer_cosine_min": round(float(cosines.min()), 6),
+        "dense_layer_cosine_min": round(float(torch.cat(dense).min()), 6),
+        "rows_below": int((cosines <= COSINE).sum()),
+        "below_margin_max": round(float(low.max()), 5) if len(low) else "",
+        "margin_median": round(float(every.median()), 5) if every is not None else "",
+        "rows_of_such_margin": int((every <= low.max()).sum()) if every is not None and len(low) else "",
+        "whole_cosine_median": round(float(torch.cat(whole_cosines).median()), 6),
+        "whole_cosine_min": round(float(torch.cat(whole_cosines).min()), 6),
     }  # fmt: skip
 
 
@@ -230,16 +242,16 @@ def main() -> int:
     golden: list[dict[str, Any]] = []
     pairs: list[dict[str, Any]] = []
     for model in sorted({variant.model for variant in variants}):
-        reference = Reference(model, prompts)
+        reference = Reference(model)
         base: dict[int, torch.Tensor] = {}
         mine = [(variant, run) for variant, run in runs if variant.model == model]
         for variant, run in sorted(mine, key=lambda pair: pair[0].name != "hooks"):
-            states, boundaries, path = captured(run)
+            states, path = captured(run)
             row = {"model": model, "engine": variant.name, "exit": run.code, "path": path}
             if run.code != 0 or len(states) != len(prompts):
                 golden.append({**row, "error": run.log[-1500:]})
                 continue
-            golden.append({**row, **against_reference(states, boundaries, reference)})
+            golden.append({**row, **against_reference(states, prompts, reference)})
             if base:
                 pairs.append({"model": model, "pair": f"{variant.name} / hooks", **against_each_other(states, base)})
             else:
