@@ -21,6 +21,11 @@ python3 -m pip download -q --only-binary=:all: --python-version 3.12 --implement
   'fabric>=3.2,<4' 'paramiko>=4.0,<6' 'pydantic>=2.9,<3' 'rich>=13.9,<16' 'tenacity>=9.0,<10' 'typer>=0.15,<1'
 mkdir -p "$work/g/ctlsite"
 for wheel in "$work"/whl/*.whl; do unzip -q -o "$wheel" -d "$work/g/ctlsite"; done
+# ctl asks for its own version, which only an installed package has.
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$repo/pyproject.toml")
+mkdir "$work/g/ctlsite/ctl_hidden_states-$version.dist-info"
+printf 'Metadata-Version: 2.1\nName: ctl-hidden-states\nVersion: %s\n' "$version" \
+  >"$work/g/ctlsite/ctl_hidden_states-$version.dist-info/METADATA"
 
 # OpenSSH with its own loader and libraries, so that neither the C library nor OpenSSL there matters. The paths are
 # fixed by patchelf: sshd executes itself again for each connection, so a wrapper would not do.

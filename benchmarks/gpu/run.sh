@@ -11,6 +11,7 @@ carried=$(dirname "$repo") # ssh/ and ctlsite/ of tools.tgz
 export BENCH_ROOT=${BENCH_ROOT:-/tmp/ctl-gpu} OUT=${OUT:-/tmp/ctl-gpu/out} PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 part_limit_s=${PART_LIMIT_S:-300}
 mkdir -p "$OUT" "$BENCH_ROOT"
+cd "$repo" # `python -m` looks in the current folder first: another checkout there would be measured instead
 
 if [ "${1:-}" = --bundle ]; then
   site=$BENCH_ROOT/site
@@ -37,7 +38,7 @@ for part in "$@"; do
   case $part in *:*) read -ra arguments <<<"${part#*:}" ;; esac
   echo "== $part ($(date +%T))"
   started=$SECONDS
-  timeout -k 10 "$part_limit_s" python3 "$here/$name.py" "${arguments[@]}" || { status=1; echo "== $part FAILED"; }
+  timeout -k 60 "$part_limit_s" python3 "$here/$name.py" "${arguments[@]}" || { status=1; echo "== $part FAILED"; }
   echo "== $part took $((SECONDS - started)) s"
   rm -rf /dev/shm/ctl-gpu
 done
