@@ -31,7 +31,7 @@ HOST_ENV = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
-    # Prompts are only prefilled: FlashInfer's sampling kernels would be compiled for nothing.
+    # Prompts are only prefilled, so FlashInfer's sampling kernels need not be compiled.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 """Environment of every engine, ours and others'."""
