@@ -146,7 +146,8 @@ def run_way(way: str, options: argparse.Namespace) -> dict[str, Any] | str:
     found = [line.removeprefix("RESULT ") for line in lines if line.startswith("RESULT ")]
     if ended.returncode == 0 and found:
         return dict(json.loads(found[-1]))
-    errors = [line for line in lines if "Error" in line]
+    # The parent's EngineDeadError only says to look above, where the worker's own error is.
+    errors = [line for line in lines if "Error" in line and "EngineDeadError" not in line]
     return (errors or lines or ["no output"])[-1][-300:]
 
 
