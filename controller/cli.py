@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
 import typer
@@ -284,12 +285,27 @@ def logs(
     host: HostOption = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last N lines.")] = None,
+    problem: Annotated[bool, typer.Option("--problem", help="Only the lines around what the run failed of.")] = False,
     verbose: VerboseOption = False,
 ) -> ExitCode:
     """Print the job's raw output, fetching first what is new on the host."""
     from controller import commands
 
-    return commands.logs(None if last else run_id, host, follow=follow, tail=tail)
+    return commands.logs(None if last else run_id, host, follow=follow, tail=tail, problem=problem)
+
+
+@command("triage", panel="Look", epilog="Example: ctl triage vllm.log")
+def triage(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Logs of vLLM, one a process or node, or one run folder.")
+    ],
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Name the cause of a failure from its log, also from one that ctl did not make."""
+    from controller import commands
+
+    return commands.triage(files, as_json=as_json)
 
 
 @command("summary", panel="Look", epilog="Example: ctl summary --last --json")
