@@ -59,14 +59,23 @@ RUNNERS = {"v1": "vllm.v1.worker.gpu_model_runner", "v2": "vllm.v1.worker.gpu.mo
 def probe_capability(note: Note, package: Optional[str], model: str, accelerator: str) -> Dict[str, Any]:
     """Return what `read_capability` says of `package` (the folder `vllm`) and the checkpoint folder `model`.
 
-    {"package": null} where there is no vLLM. Raises OSError, ValueError, SyntaxError for what cannot be read.
+    {"package": null} where there is no vLLM, or no configuration to look for (the section `model` tells why). Raises
+    OSError, SyntaxError for source that cannot be read.
     """
-    if package is None:
+    config = _config(os.path.join(model, "config.json"))
+    if package is None or config is None:
         return {"package": None}
     note(package)
-    with open(os.path.join(model, "config.json"), "rb") as file:
-        config = json.loads(file.read(CONFIG_LIMIT))
     return {"package": package, **read_capability(os.path.dirname(package), config, accelerator)}
+
+
+def _config(path: str) -> Optional[Dict[str, Any]]:
+    try:
+        with open(path, "rb") as file:
+            config = json.loads(file.read(CONFIG_LIMIT))
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None
 
 
 def read_capability(site: str, config: Dict[str, Any], accelerator: str) -> Dict[str, Any]:
