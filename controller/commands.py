@@ -16,6 +16,7 @@ from controller.core.intention import describe
 from controller.core.model import Overrides
 from controller.pipeline import Intention
 from controller.run import Run, exit_code
+from controller.ui.clean import text as cleaned
 from controller.ui.stream import choose_view
 from controller.ui.terminal import ask_yes_no, err_console, out_console
 from controller.ui.viewsink import ViewSink
@@ -197,7 +198,7 @@ def logs(run_id: str | None, host: str | None, *, follow: bool, tail: int | None
         pieces: Iterable[bytes]
         if problem:
             place, pieces = diagnosis.problem_lines(run.folder)
-            err_console().print(place, highlight=False, markup=False)
+            err_console().print(cleaned(place), soft_wrap=True)
         else:
             pieces = run.logs() if tail is None else [_last_lines(run, tail)]
         for piece in pieces:

@@ -25,7 +25,7 @@ EVIDENCE_LIMIT = 4
 QUOTE_LIMIT = 300
 """Characters of a quoted line; vLLM logs whole configurations on one."""
 
-_TIMESTAMP = re.compile(rb"(?:\S+ +\| +)?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d) ?")
+_TIMESTAMP = re.compile(rb"(?:\S+ +\| +)?\[?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)\]? ?")
 """What container runtimes put before each line."""
 
 
@@ -75,7 +75,8 @@ class Triage:
 
     def record(self) -> dict[str, Any]:
         """Return it as JSON data, as `summary.json` carries it under `triage`."""
-        return {"known": self.known, **asdict(self)}
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {"known": self.known, **fields}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,7 @@ def triage(
         return _from_end(by_end, ending, lines)
     for group in roots[:1]:
         for entry in CATALOGUE:
-            match = _match_failure(entry, group)
+            match = _match_failure(entry, group, lines)
             if match is not None:
                 return _from_failure(entry, group, found, lines, match)
     if not roots:
@@ -140,14 +141,14 @@ def _is_told(failure: Failure) -> bool:
     return bool(ECHOES.search(failure.summary) or CONSEQUENCES.search(failure.summary))
 
 
-def _match_failure(entry: Entry, group: FoldedFailure) -> re.Match[str] | None:
+def _match_failure(entry: Entry, group: FoldedFailure, lines: Sequence[PlacedLine]) -> re.Match[str] | None:
     """Match an exception by its own words; of a chain only the last exception, then the one that caused it."""
     if entry.exception is None or len(group.ranks) < entry.least_ranks:
         return None
     failure = group.first
     if entry.frames is not None and not entry.frames.search(failure.traceback):
         return None
-    if entry.unless is not None and entry.unless.search(failure.traceback):
+    if entry.beside is not None and not any(entry.beside.search(placed.line.text) for placed in lines):
         return None
     for summary in (failure.summary, *_causes(failure.traceback)):
         match = entry.exception.search(summary)
@@ -187,7 +188,7 @@ def _match_lines(entry: Entry, lines: Sequence[PlacedLine], found: Sequence[Fold
 def _match_told(entry: Entry, found: Sequence[FoldedFailure], lines: Sequence[PlacedLine]) -> Triage | None:
     """Match what a parent was told, where the worker's own log is not there."""
     for group in found:
-        match = _match_failure(entry, group)
+        match = _match_failure(entry, group, lines)
         if match is not None:
             return _from_failure(entry, group, found, lines, match)
     return None
@@ -233,8 +234,8 @@ def _result(
     first = group.first if group else None
     words = {name: value or "?" for name, value in match.groupdict().items()} if match else {}
     words = {**dict.fromkeys(("name", "source", "detail", "signal"), "?"), **words}
-    if entry is not None and entry.also is not None:
-        evidence += [_quote(placed) for placed in lines if entry.also.search(placed.line.text)]
+    beside = [each for each in (entry.beside, entry.also) if each is not None] if entry else []
+    evidence += [_quote(placed) for each in beside for placed in lines if each.search(placed.line.text)]
     context = [_quote(placed) for placed in lines if CONTEXT.search(placed.line.text)]
     return Triage(
         code=entry.code if entry else UNKNOWN,

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One cause. `exception` is searched in `TYPE: MESSAGE`; `frames` must, `unless` must not be in its traceback.
+    """One cause. `exception` is searched in `TYPE: MESSAGE`; `frames` in its traceback.
 
-    `line` is searched in every log line, but only where no exception tells more. `also` are lines quoted beside the
-    evidence. `least_ranks` is how many ranks must have failed alike; `ends` are end reasons that mean this. `{name}`,
-    `{detail}`, `{source}` in the texts are named groups of the pattern that matched.
+    `beside` must be in some other line of the log. `line` is searched in every log line, but only where no exception
+    tells more. `also` are lines quoted beside the evidence. `least_ranks` is how many ranks must have failed alike;
+    `ends` are end reasons that mean this. `{name}`, `{detail}`, `{source}` in the texts are named groups of the
+    pattern that matched.
     """
 
     code: str
@@ -25,8 +26,8 @@ class Entry:
     why: str = ""
     exception: re.Pattern[str] | None = None
     frames: re.Pattern[str] | None = None
-    unless: re.Pattern[str] | None = None
     line: re.Pattern[str] | None = None
+    beside: re.Pattern[str] | None = None
     also: re.Pattern[str] | None = None
     least_ranks: int = 0
     ends: frozenset[str] = frozenset()

@@ -147,6 +147,14 @@ ENTRIES = (
         frames=pattern(r"shm_broadcast\.py|multiprocessing/shared_memory\.py"),
     ),
     Entry(
+        code="shm-full",
+        what="the shared memory of the host, /dev/shm, is full",
+        why="NCCL exchanges data through it; a container has 64 MB unless told otherwise",
+        fix="`df -h /dev/shm` and `ls -l /dev/shm` on the host; in a container: `docker run --shm-size=16g`",
+        exception=pattern(r"ncclSystemError|unhandled system error"),
+        beside=pattern(r"Error while creating shared memory segment /dev/shm"),
+    ),
+    Entry(
         code="nccl",
         what="NCCL failed between the ranks: {detail}",
         fix="run again with `NCCL_DEBUG=WARN` in `env` to have NCCL say why; then `NCCL_P2P_DISABLE=1`",

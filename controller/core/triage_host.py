@@ -94,6 +94,7 @@ ENTRIES = (
         fix="delete ~/.cache/vllm/torch_compile_cache on the host, or set VLLM_CACHE_ROOT to a folder of its own",
         exception=pattern(
             r"^AssertionError$|failed to get the hash of the compiled graph|vLLM failed to compile the model"
+            r"|^AssertionError: Expected tensors only, but got"
         ),
         frames=pattern(r"vllm/compilation/|torch_compile_cache|torch/_inductor/|torch/_dynamo/aot_compile"),
     ),
@@ -112,8 +113,10 @@ ENTRIES = (
         what="an exception without any words was raised: {name}",
         why="the source line in the traceback is all that is known of it",
         fix="read the last frame of the traceback; for more, run the same with `VLLM_LOGGING_LEVEL=DEBUG` in `env`",
-        exception=pattern(r"^(?P<name>[A-Za-z_][\w.]*(Error|Exception|Fault|Interrupt)?):?\s*$"),
-        unless=pattern(r"\b(KeyboardInterrupt|SystemExit|CancelledError|MemoryError|TimeoutError)\b"),
+        exception=pattern(
+            r"^(?!\S*(KeyboardInterrupt|SystemExit|CancelledError|TimeoutError))"
+            r"(?P<name>[A-Za-z_][\w.]*(Error|Exception|Fault)?):?\s*$"
+        ),
     ),
     Entry(
         code="oom-killed",

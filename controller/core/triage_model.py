@@ -47,11 +47,14 @@ ENTRIES = (
     ),
     Entry(
         code="layer-signature",
-        what="a decoder layer got its arguments in another order than it takes them",
-        why="layers differ by model and version: the order, a residual, `llama_4_scaling`",
+        what="a decoder layer that other code than vLLM's calls failed on what it was given",
+        why="layers differ by model and version: the order of arguments, a residual, `llama_4_scaling`",
         fix='do not call layers: use `path = "auto"` or "hooks" in [capture]; `ctl preflight` shows the signature',
-        exception=pattern(r"^(TypeError|RuntimeError|AssertionError|AttributeError)"),
-        frames=pattern(r'File "(?!\S*/vllm/)[^"]+", line \d+, in \w*forward\n[^\n]*layer\([^\n]*\n'),
+        exception=pattern(r"^(TypeError|AttributeError|RuntimeError: .{0,60}(size|shape|dimension|dtype))"),
+        frames=pattern(
+            r'File "(?!\S*/(vllm|site-packages|dist-packages)/)[^"]+", line \d+, in \w*forward\n'
+            r"[^\n]*\blayer\([^\n]*\n"
+        ),
     ),
     Entry(
         code="embedding-method",

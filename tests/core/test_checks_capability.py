@@ -34,7 +34,8 @@ def test_the_origin_case_is_captured_with_hooks() -> None:
     assert (found.level, found.code) == ("ok", "capability")
     assert found.what == (
         "vLLM 0.16.0: KimiK25ForConditionalGeneration over DeepseekV2ForCausalLM, "
-        "boundaries 2, 30, 58, 61 with hooks, DeepseekV2DecoderLayer(positions, hidden_states, residual, llama_4_scaling?), "
+        "boundaries 2, 30, 58, 61 with hooks, "
+        "DeepseekV2DecoderLayer(positions, hidden_states, residual, llama_4_scaling?), "
         "embed_input_ids(), runner v1"
     )
 
