@@ -61,6 +61,10 @@ AdoptOption = Annotated[
 ]
 SamplesOption = Annotated[int | None, typer.Option("--max-samples", min=1, help="Take only the first N samples.")]
 OutputOption = Annotated[str | None, typer.Option("--output", help="The output folder on the host.")]
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option("--allow", metavar="CODE", help="Start in spite of this finding of preflight; may be repeated."),
+]
 CaptureOption = Annotated[
     str | None, typer.Option("--capture", help="auto, hooks (eager, any vLLM) or native (the model's own support).")
 ]
@@ -152,6 +156,7 @@ def extract(
     max_samples: SamplesOption = None,
     output: OutputOption = None,
     capture: CaptureOption = None,
+    allow: AllowOption = None,
     yes: YesOption = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Same as `ctl plan`.")] = False,
@@ -163,7 +168,14 @@ def extract(
     from controller import commands
 
     intention = commands.plan_extract(
-        host, playbook, stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture
+        host,
+        playbook,
+        stale=stale,
+        adopt=adopt,
+        max_samples=max_samples,
+        output=output,
+        capture=capture,
+        allow=allow or (),
     )
     if dry_run:
         commands.show_plan(intention, as_json=as_json)
@@ -256,13 +268,14 @@ def preflight(
     stale: StaleOption = None,
     adopt: AdoptOption = False,
     output: OutputOption = None,
+    allow: AllowOption = None,
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> ExitCode:
     """Look at a host and say whether the extraction can run there; nothing is changed but the pushed payload."""
     from controller import commands
 
-    intention = commands.plan_extract(host, playbook, stale=stale, adopt=adopt, output=output)
+    intention = commands.plan_extract(host, playbook, stale=stale, adopt=adopt, output=output, allow=allow or ())
     return commands.preflight(intention, as_json=as_json)
 
 

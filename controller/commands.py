@@ -33,9 +33,10 @@ def plan_extract(
     max_samples: int | None = None,
     output: str | None = None,
     capture: str | None = None,
+    allow: Sequence[str] = (),
 ) -> Intention:
     overrides = Overrides(stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture)
-    return pipeline.plan_extract(load_workspace(), host, playbook, overrides)
+    return pipeline.plan_extract(load_workspace(), host, playbook, overrides, allow=allow)
 
 
 def plan_command(host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None) -> Intention:

@@ -55,10 +55,14 @@ def findings(
         *check_disk(report, plan, bytes_expected, min_free_bytes),
         *check_memory(report, plan),
     ]
-    return tuple(
-        replace(finding, level=Level.WARN) if finding.level is Level.FAIL and finding.code in allow else finding
-        for finding in found
-    )
+    return tuple(_allowed(finding) if finding.code in allow else finding for finding in found)
+
+
+def _allowed(finding: Finding) -> Finding:
+    if finding.level is not Level.FAIL:
+        return finding
+    why = f"{finding.why}; allowed by name" if finding.why else "allowed by name"
+    return replace(finding, level=Level.WARN, why=why, allowed=True)
 
 
 def _check_sections(report: Mapping[str, Any], plan: Plan) -> list[Finding]:

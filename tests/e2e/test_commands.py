@@ -106,6 +106,16 @@ def test_ctrl_c_after_the_confirmation_detaches(project: Project) -> None:
     assert project.ctl("logs", "--last").stdout == "working\ndone\n"
 
 
+def test_a_finding_is_allowed_by_its_name(project: Project) -> None:
+    playbook = project.playbook("no-model", ("models/kimi-k25-tiny", "models/none"))
+    words = ("preflight", "--host", "demo", "--playbook", playbook, "--stale", "clear")
+    refused = project.json(*words, code=3)
+    failed = [finding["code"] for finding in refused["findings"] if finding["level"] == "fail"]
+    assert failed == ["model-missing"]
+    allowed = project.json(*words, "--allow", "model-missing", "--allow", "nothing-like-it")
+    assert [finding["code"] for finding in allowed["findings"] if finding["allowed"]] == failed
+
+
 def test_preflight_reports_and_changes_nothing(project: Project) -> None:
     before = sorted(path for path in project.workdir.rglob("*") if "payload" not in path.parts)
     report = project.json("preflight", "--host", "demo", "--playbook", "demo", "--stale", "clear")
