@@ -121,11 +121,21 @@ def _report(run: Run, *, as_json: bool) -> ExitCode:
         print_summary(out_console(), summary)
     if error is not None:
         print_problems((summary or {}).get("problems", []), run.folder.path / "log")
-        if summary and summary["triage"]:
-            # The error that is raised says the remedy, as the last line of all.
-            print_triage(summary["triage"], fix=not summary["triage"]["known"])
+        cause = _cause(run, summary)
+        if cause:
+            # The error that is raised says the remedy of a known cause, as the last line of all.
+            print_triage(cause, fix=summary is None or not cause["known"])
         raise error
     return ExitCode.OK
+
+
+def _cause(run: Run, summary: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the triage of a failed run; a lost one has no summary, but may have left a log."""
+    if summary is not None:
+        cause: Mapping[str, Any] | None = summary["triage"]
+        return cause
+    found = diagnosis.diagnose_run(run.folder).triage
+    return found.record() if found else None
 
 
 def _detached(run: Run) -> ExitCode:

@@ -17,8 +17,8 @@ from controller.core.triage import Ending, PlacedLine, Triage, place_lines, tria
 from controller.runfolder import RunFolder
 from remote_payload.host.protocol import EndReason
 
-LOG_LIMIT = 32 << 20
-"""Bytes read of a log, from its end: a failure is there, and 100,000 lines are as many as one wants to wait for."""
+LOG_LIMIT = 16 << 20
+"""Bytes read of a log, from its end: a failure is there, and these 100,000 lines take two or three seconds."""
 
 LINES_AROUND = 15
 

@@ -135,7 +135,7 @@ ENTRIES = (
         what="the shared memory of the host, /dev/shm, is full",
         why="ranks and NCCL exchange data through it; a container has 64 MB unless told otherwise",
         fix="`df -h /dev/shm` and `ls -l /dev/shm` on the host; in a container: `docker run --shm-size=16g`",
-        exception=pattern(rf"({_FULL}).{{0,80}}/dev/shm|/dev/shm.{{0,120}}({_FULL})"),
+        exception=pattern(rf"({_FULL}).{{0,80}}/dev/shm|/dev/shm.{{0,120}}({_FULL})|Insufficient space in /dev/shm"),
         line=pattern(r"Error while creating shared memory segment /dev/shm|Bus error|exited with signal SIGBUS"),
     ),
     Entry(

@@ -70,6 +70,7 @@ MATCHES: list[tuple[str, str]] = [
                             "WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600000 milliseconds before timing out.")),
     ("nccl-timeout", "[rank3]:[E1129 19:00:00 x.cpp:1] Watchdog caught collective operation timeout\n"),
     ("shm-full", raised("OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'")),
+    ("shm-full", raised("RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 160 MiB required")),
     ("shm-full", raised("OSError: [Errno 28] No space left on device",
                         frame("/usr/lib/python3.12/multiprocessing/shared_memory.py", "__init__"))),
     ("shm-full", NCCL_WARN + raised("RuntimeError: NCCL error: unhandled system error")),

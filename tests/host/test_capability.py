@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from remote_payload.host import probe
 from remote_payload.host.capability import probe_capability, read_capability, read_version
 from remote_payload.host.vllm_source import VllmSource, parameters
 from tools import make_compatibility
@@ -120,6 +122,23 @@ def test_the_section_reads_the_models_own_configuration(tmp_path: Path) -> None:
     (tmp_path / "half" / "config.json").write_text('{"architectures"')
     for broken in ("none", "list", "half"):
         assert probe_capability(quiet, str(site / "vllm"), str(tmp_path / broken), "cpu") == {"package": None}
+
+
+def test_the_probe_finds_vllm_through_the_hosts_python(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(make_compatibility.MODELS["Kimi-K2.5"]))
+    request = {
+        "workdir": str(tmp_path), "accelerator": "cpu", "python": sys.executable, "outputs": [], "deadline_s": 60.0,
+        "model": str(tmp_path), "data": None, "lease_dir": str(tmp_path / "lease"),
+    }  # fmt: skip
+    out = io.BytesIO()
+    probe.main(request, b"", out)
+    section = json.loads(out.getvalue())["sections"]["capability"]
+    assert section["ok"], section
+    assert section["data"]["package"] == str(installed()[1] / "vllm")
+    assert section["data"]["text_class"] == "DeepseekV2ForCausalLM"
+    out = io.BytesIO()
+    probe.main({**request, "python": "/no/such/python"}, b"", out)
+    assert json.loads(out.getvalue())["sections"]["capability"]["data"] == {"package": None}
 
 
 def package(site: Path, **sources: str) -> VllmSource:
