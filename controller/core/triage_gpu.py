@@ -105,6 +105,13 @@ ENTRIES = (
         frames=pattern(r"torch/utils/cpp_extension|flashinfer/jit|deep_gemm.{0,60}(jit|compile)|triton/compiler"),
     ),
     Entry(
+        code="compile-slow",
+        what="kernels were compiled by nvcc when the engine stopped waiting for the step",
+        fix="raise `VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS` in `env` (600), and run again: what was compiled is cached",
+        exception=pattern(r"RPC call to \w+ timed out"),
+        beside=pattern(r"^\[\d+/\d+\] \S*nvcc |^ninja: Entering directory"),
+    ),
+    Entry(
         code="step-timeout",
         what="a rank did not answer within the engine's time-out for a step ({name})",
         why="it hangs (NCCL, a dead peer) or works for longer, for example compiling a kernel in the first step",

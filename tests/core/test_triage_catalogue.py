@@ -64,13 +64,15 @@ MATCHES: list[tuple[str, str]] = [
     ("gpu-fault", "kernel: NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n"),
     ("compile-slow", raised("TimeoutError: RPC call to execute_model timed out.",
                             frame("/opt/site-packages/flashinfer/jit/core.py", "build_and_load"))),
+    ("compile-slow", "[3/16] /usr/local/cuda/bin/nvcc -gencode=arch=compute_120a,code=sm_120a -c attention.cu\n"
+                     + raised("TimeoutError: RPC call to execute_model timed out.")),
     ("step-timeout", raised("TimeoutError: RPC call to execute_model timed out.")),
     ("broadcast-timeout", raised("TimeoutError", BROADCAST)),
     ("nccl-timeout", raised("torch.distributed.DistBackendError: Watchdog caught collective operation timeout: "
                             "WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600000 milliseconds before timing out.")),
     ("nccl-timeout", "[rank3]:[E1129 19:00:00 x.cpp:1] Watchdog caught collective operation timeout\n"),
     ("shm-full", raised("OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'")),
-    ("shm-full", raised("RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 160 MiB required")),
+    ("shm-full", raised("RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 160 MiB")),
     ("shm-full", raised("OSError: [Errno 28] No space left on device",
                         frame("/usr/lib/python3.12/multiprocessing/shared_memory.py", "__init__"))),
     ("shm-full", NCCL_WARN + raised("RuntimeError: NCCL error: unhandled system error")),
@@ -151,6 +153,8 @@ LOOKALIKES: list[tuple[str, str | None, str]] = [
     ("gpu-fault", "unknown", raised("RuntimeError: CUDA error: initialization error", STEP)),
     ("gpu-fault", None, "INFO 11-29 19:00:00 [x.py:1] NVRM version: 580.95\n"),
     ("compile-slow", "step-timeout", raised("TimeoutError: RPC call to execute_model timed out.", BROADCAST)),
+    ("compile-slow", "step-timeout", "Triton kernel JIT compilation during inference: fused_moe_kernel.\n"
+                                     + raised("TimeoutError: RPC call to execute_model timed out.")),
     ("step-timeout", "unknown", raised("TimeoutError: timed out waiting for the data set")),
     ("broadcast-timeout", "empty-message", raised("KeyError", BROADCAST)),
     ("nccl-timeout", "unknown", raised("RuntimeError: the reader timed out before NCCL was there")),
