@@ -244,7 +244,7 @@ def _result(
 ) -> Triage:
     first = group.first if group else None
     words = {name: value or "?" for name, value in match.groupdict().items()} if match else {}
-    words = {**dict.fromkeys(("name", "source", "detail", "signal"), "?"), **words}
+    words = {**dict.fromkeys(("name", "source", "detail"), "?"), **words}
     beside = [each for each in (entry.beside, entry.also) if each is not None] if entry else []
     evidence += [_quote(placed) for each in beside for placed in lines if each.search(placed.line.text)]
     context = [_quote(placed) for placed in lines if CONTEXT.search(placed.line.text)]

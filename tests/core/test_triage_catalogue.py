@@ -236,7 +236,7 @@ def test_every_entry_is_told_from_what_looks_like_it() -> None:
 @pytest.mark.parametrize("number", range(len(CATALOGUE)))
 def test_every_entry_says_what_to_do_in_words_that_can_be_filled_in(number: int) -> None:
     entry = CATALOGUE[number]
-    words = dict.fromkeys(("name", "detail", "source", "signal"), "X")
+    words = dict.fromkeys(("name", "detail", "source"), "X")
     for text in (entry.what, entry.why, entry.fix):
         assert text.format(**words) == text.replace("{name}", "X").replace("{detail}", "X").replace("{source}", "X")
     assert entry.what
