@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
-from controller import pipeline
+from controller import diagnosis, pipeline
 from controller.core.errors import ExitCode, RefusedError, UsageError
 from controller.core.intention import describe
 from controller.core.model import Overrides
 from controller.pipeline import Intention
 from controller.run import Run, exit_code
+from controller.ui.clean import text as cleaned
 from controller.ui.stream import choose_view
 from controller.ui.terminal import ask_yes_no, err_console, out_console
 from controller.ui.viewsink import ViewSink
@@ -31,9 +33,10 @@ def plan_extract(
     max_samples: int | None = None,
     output: str | None = None,
     capture: str | None = None,
+    allow: Sequence[str] = (),
 ) -> Intention:
     overrides = Overrides(stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture)
-    return pipeline.plan_extract(load_workspace(), host, playbook, overrides)
+    return pipeline.plan_extract(load_workspace(), host, playbook, overrides, allow=allow)
 
 
 def plan_command(host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None) -> Intention:
@@ -111,15 +114,28 @@ def _report(run: Run, *, as_json: bool) -> ExitCode:
             summary if summary is not None else {"schema_version": 1, "error": error.to_dict() if error else None}
         )
         return exit_code(error)
-    from controller.ui.errors import print_problems
+    from controller.ui.errors import print_problems, print_triage
     from controller.ui.tables import print_summary
 
     if summary is not None:
         print_summary(out_console(), summary)
     if error is not None:
         print_problems((summary or {}).get("problems", []), run.folder.path / "log")
+        cause = _cause(run, summary)
+        if cause:
+            # The error that is raised says the remedy of a known cause, as the last line of all.
+            print_triage(cause, fix=summary is None or not cause["known"])
         raise error
     return ExitCode.OK
+
+
+def _cause(run: Run, summary: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the triage of a failed run; a lost one has no summary, but may have left a log."""
+    if summary is not None:
+        cause: Mapping[str, Any] | None = summary["triage"]
+        return cause
+    found = diagnosis.diagnose_run(run.folder).triage
+    return found.record() if found else None
 
 
 def _detached(run: Run) -> ExitCode:
@@ -167,9 +183,11 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool)
     return ExitCode.OK
 
 
-def logs(run_id: str | None, host: str | None, *, follow: bool, tail: int | None) -> ExitCode:
+def logs(run_id: str | None, host: str | None, *, follow: bool, tail: int | None, problem: bool = False) -> ExitCode:
     """Write raw bytes to stdout: whoever pipes them gets what the job wrote, nothing folded or cleaned."""
     raw = sys.stdout.buffer
+    if problem and (follow or tail is not None):
+        raise UsageError("--problem goes with neither --follow nor --tail", fix="leave one of them out")
 
     class Printer:
         def event(self, event: object) -> None: ...
@@ -188,7 +206,12 @@ def logs(run_id: str | None, host: str | None, *, follow: bool, tail: int | None
             return ExitCode.OK if outcome.ended else ExitCode.DETACHED
         if not run.ended:
             run.watch(follow=False)
-        pieces = run.logs() if tail is None else [_last_lines(run, tail)]
+        pieces: Iterable[bytes]
+        if problem:
+            place, pieces = diagnosis.problem_lines(run.folder)
+            err_console().print(cleaned(place), soft_wrap=True)
+        else:
+            pieces = run.logs() if tail is None else [_last_lines(run, tail)]
         for piece in pieces:
             raw.write(piece)
         raw.flush()
@@ -226,9 +249,31 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
     if as_json:
         _print_json(document)
     else:
+        from controller.ui.errors import print_triage
         from controller.ui.tables import print_summary
 
         print_summary(out_console(), document)
+        if document["triage"]:
+            print_triage(document["triage"], run.folder.path / "log", out_console())
+    return ExitCode.OK
+
+
+def triage(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
+    """Name the cause of a failure that a log shows; also of one that ctl did not make."""
+    found = diagnosis.diagnose_files(paths)
+    cause = found.triage.record() if found.triage else None
+    if as_json:
+        files = [str(path) for path in found.files]
+        _print_json({"schema_version": 1, "files": files, "problem": cause is not None, "triage": cause})
+        return ExitCode.OK
+    from controller.ui.errors import print_failures, print_triage
+
+    console = out_console()
+    if cause is None:
+        console.print("no sign of a failure")
+        return ExitCode.OK
+    print_failures(found.failures, console=console)
+    print_triage(cause, console=console)
     return ExitCode.OK
 
 

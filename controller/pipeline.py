@@ -44,12 +44,16 @@ class Intention:
     playbook: Playbook | None
     secret_values: dict[str, str]
     runs_dir: Path
+    allow: tuple[str, ...] = ()
+    """Codes of findings that this run is started in spite of, besides those of the playbook."""
 
 
 # ---------------------------------------------------------------------------------------------- plan
 
 
-def plan_extract(workspace: Workspace, host: str | None, playbook: str | None, overrides: Overrides) -> Intention:
+def plan_extract(
+    workspace: Workspace, host: str | None, playbook: str | None, overrides: Overrides, *, allow: Sequence[str] = ()
+) -> Intention:
     """Plan an extraction without connecting; None takes the setting or the host's default.
 
     Raises UsageError, ConfigError.
@@ -62,6 +66,7 @@ def plan_extract(workspace: Workspace, host: str | None, playbook: str | None, o
         host=target,
         playbook=chosen,
         secret_values=workspace.secret_values(target, chosen),
+        allow=tuple(allow),
         runs_dir=workspace.runs_dir,
     )
 
@@ -121,7 +126,10 @@ def launch(intention: Intention, *, sinks: Sequence[Sink] = (), ask: Ask | None 
         try:
             preflight_stage.refuse(outcome)
             plan = planner.with_preflight(
-                plan, outcome.outputs, {"push_s": push_s, "preflight_s": round(outcome.seconds, 3)}
+                plan,
+                outcome.outputs,
+                {"push_s": push_s, "preflight_s": round(outcome.seconds, 3)},
+                outcome.allowed,
             )
             _confirm(ctx, plan, outcome.listings, confirm)
             folder.write_plan(plan)
@@ -155,13 +163,13 @@ def _remember(ctx: Context, plan: Plan, folder: RunFolder) -> None:
 
 
 def preflight(ctx: Context, intention: Intention) -> preflight_stage.PreflightOutcome:
-    """Probe and judge the host for an intention; `allow`ed failures of the playbook count as warnings."""
+    """Probe and judge the host for an intention; failures that it or its playbook allows are warnings."""
     limits = intention.playbook.preflight if intention.playbook else None
     expected = preflight_stage.Expectations(
         gpu_name=intention.host.gpu_name,
         bytes_expected=planner.bytes_expected(intention.plan, intention.playbook),
         min_free_bytes=limits.min_free_bytes if limits else None,
-        allow=limits.allow if limits else (),
+        allow=(*(limits.allow if limits else ()), *intention.allow),
     )
     return preflight_stage.run(ctx, intention.plan, expected)
 

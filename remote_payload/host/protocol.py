@@ -203,6 +203,7 @@ class Plan(TypedDict):
     job: Job
     extract: Optional[Dict[str, Any]]  # ExtractSpec for kind "extract"
     timings: Dict[str, float]  # push_s, preflight_s: known before launch
+    allowed: List[str]  # codes of preflight's failures that somebody allowed by name
 
 
 class ExtractSpec(TypedDict):
