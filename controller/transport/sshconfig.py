@@ -49,6 +49,7 @@ class SshSettings:
     port: int
     user: str
     host_key_name: str  # the name under which known_hosts files list it, without a port
+    host_key_alias: bool  # it is a HostKeyAlias, which is listed without a port whatever the port
     user_known_hosts: tuple[str, ...]
     global_known_hosts: tuple[str, ...]
     hash_known_hosts: bool
@@ -58,6 +59,8 @@ class SshSettings:
     agent: str | None  # path of the agent's socket
     proxy_jump: tuple[str, ...]
     proxy_command: str | None
+    target: SshTarget  # as asked for
+    options: Mapping[str, Sequence[str]]  # everything that `ssh -G` prints, by lower-case name; empty without ssh
 
     @property
     def label(self) -> str:
@@ -123,15 +126,20 @@ def _jump_target(text: str, ssh_config: str | None) -> SshTarget:
     )
 
 
-def _ssh_g(binary: str, target: SshTarget) -> dict[str, list[str]]:
-    command = [binary, "-G"]
+def target_arguments(target: SshTarget) -> list[str]:
+    """Return the arguments with which `ssh` means this target, the host's name last."""
+    arguments: list[str] = []
     if target.ssh_config is not None:
-        command += ["-F", os.path.expanduser(target.ssh_config)]
+        arguments += ["-F", os.path.expanduser(target.ssh_config)]
     if target.port is not None:
-        command += ["-p", str(target.port)]
+        arguments += ["-p", str(target.port)]
     if target.user is not None:
-        command += ["-l", target.user]
-    command += ["--", target.host]
+        arguments += ["-l", target.user]
+    return [*arguments, "--", target.host]
+
+
+def _ssh_g(binary: str, target: SshTarget) -> dict[str, list[str]]:
+    command = [binary, "-G", *target_arguments(target)]
     shown = " ".join(command[1:])
     try:
         done = subprocess.run(
@@ -184,6 +192,7 @@ def _settings(target: SshTarget, options: Mapping[str, Sequence[str]]) -> SshSet
         port=port,
         user=user,
         host_key_name=(optional("hostkeyalias") or address).lower(),
+        host_key_alias=optional("hostkeyalias") is not None,
         user_known_hosts=files("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"),
         global_known_hosts=files("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"),
         hash_known_hosts=one("hashknownhosts") == "yes",
@@ -193,6 +202,8 @@ def _settings(target: SshTarget, options: Mapping[str, Sequence[str]]) -> SshSet
         agent=_agent_path(one("identityagent", "SSH_AUTH_SOCK"), expand),
         proxy_jump=tuple(part.strip() for part in jump.split(",")) if jump else (),
         proxy_command=expand(command) if command else None,
+        target=target,
+        options=options,
     )
 
 

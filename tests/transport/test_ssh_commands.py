@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from controller.core.errors import ConnectionFailed, ConnectionLost, RemoteFailed
-from controller.transport.process import STDERR_KEPT_BYTES
+from controller.transport.remote import STDERR_KEPT_BYTES
 from controller.transport.ssh import SshTarget, SshTransport
 from tools.sshd import SshServer
 
