@@ -6,7 +6,6 @@ configuration or the host asks for, OpenSSH takes its place for good, and `note`
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,7 @@ def needs_openssh(chain: Sequence[SshSettings]) -> str:
     Raises HostKeyError if a known_hosts file is unreadable.
     """
     for hop in chain:
-        for wants in (_option, _certificate, _authority):
+        for wants in (_option, _authority):
             what = wants(hop)
             if what:
                 return f"{what} for {hop.alias}"
@@ -155,14 +154,6 @@ def _option(hop: SshSettings) -> str:
     methods = " ".join(hop.options.get("preferredauthentications", ()))
     if methods and "publickey" not in methods.split(","):
         return f"PreferredAuthentications {methods}"
-    return ""
-
-
-def _certificate(hop: SshSettings) -> str:
-    """ssh offers the certificate that lies beside a key without being told to."""
-    for path in hop.identity_files:
-        if os.path.exists(f"{path}-cert.pub"):
-            return f"the certificate {path}-cert.pub"
     return ""
 
 

@@ -177,7 +177,9 @@ def run_ssh(command: Callable[[str], Sequence[str]], *, timeout_s: float) -> tup
     `command` makes the command line from the name of a file for messages.
     """
     # A file, not a pipe: the master that ssh leaves behind may keep it open.
-    with tempfile.NamedTemporaryFile("a+b", prefix="ctl-messages-", dir=control_folder()) as messages:
+    with tempfile.NamedTemporaryFile(prefix="ctl-messages-", dir=control_folder()) as messages:
+        # Several programs write to it, the jumps from a shell of their own.
+        fcntl.fcntl(messages, fcntl.F_SETFL, os.O_APPEND)
         process = subprocess.Popen(
             command(messages.name),
             stdin=subprocess.DEVNULL,

@@ -47,12 +47,10 @@ class PipeProcess(RemoteProcess):
         self._process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
-        assert self._process.stdin and self._process.stdout and self._process.stderr
-        self._stdin, self._stdout, self._stderr_pipe = (
-            self._process.stdin,
-            self._process.stdout,
-            self._process.stderr,
-        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._stdin, self._stdout, self._messages = self._process.stdin, self._process.stdout, self._process.stderr
         os.set_blocking(self._stdin.fileno(), False)
         self._drainer = threading.Thread(target=self._drain_stderr, name="ctl-stderr", daemon=True)
         self._drainer.start()
@@ -134,7 +132,7 @@ class PipeProcess(RemoteProcess):
         return data
 
     def _drain_stderr(self) -> None:
-        with self._stderr_pipe as stream:
+        with self._messages as stream:
             while data := os.read(stream.fileno(), READ_BYTES):
                 self._keep_stderr(data)
 

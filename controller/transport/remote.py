@@ -1,4 +1,4 @@
-"""What every remote command has in common, whichever program carries it: reading up to the trailer, and no further."""
+"""What every remote command has in common, whatever carries it: reading up to the trailer, and no further."""
 
 from __future__ import annotations
 
