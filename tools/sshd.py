@@ -50,7 +50,7 @@ class SshServer:
     """Files in `folder`: host_key, user_key, authorized_keys, known_hosts, ssh_config, sshd_config, sshd.log.
 
     `ssh_config` has a host `alias` with port, user, key and known_hosts file, for `ssh -F`. `extra` are further
-    lines of sshd_config, which win over ours; `environment` is added to sshd's own; `user` is the account in
+    lines of sshd_config, in place of ours; `environment` is added to sshd's own; `user` is the account in
     `ssh_config`.
     """
 
@@ -85,7 +85,10 @@ class SshServer:
         self.trust(self.known_hosts)
         self.ssh_config.write_text(self.config_block())
         self._config = folder / "sshd_config"
-        self._config.write_text("\n".join([*extra, *self._config_lines(), ""]))
+        # For most options the first line counts, for MaxStartups the last.
+        given = {line.split()[0] for line in extra}
+        own = [line for line in self._config_lines() if line.split()[0] not in given]
+        self._config.write_text("\n".join([*extra, *own, ""]))
 
     def host_key_line(self, index: int = 0) -> str:
         """Return `TYPE BASE64` of a host key."""

@@ -160,9 +160,10 @@ class Master:
 
     def client(self, line: str) -> list[str]:
         """Return the command line of a client that runs `line` through the master, and never without it."""
+        # The inner shell keeps the outer one's stdout, at whose end ssh gives up, open until the word is written.
+        instead = f"ProxyCommand=sh -c 'echo {NO_MASTER} >&2'"
         command = [self._binary, "-F", os.devnull, "-S", self.socket, "-T", "-a", "-x", "-o", "BatchMode=yes"]
-        command += ["-o", "LogLevel=ERROR", "-o", f"ProxyCommand=echo {NO_MASTER} >&2", "--", "ctl", line]
-        return command
+        return [*command, "-o", "LogLevel=ERROR", "-o", instead, "--", "ctl", line]
 
     def _remove_socket(self) -> None:
         try:

@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
@@ -23,7 +24,7 @@ from controller.transport.bootstrap import OutputScanner, command_line, new_nonc
 from controller.transport.deadline import Deadline
 from controller.transport.hostkeys import Ask, HostKeyPolicy
 from controller.transport.knownhosts import KnownKey, read_known_hosts, signature_algorithms
-from controller.transport.link import OPEN_TIMEOUT_S
+from controller.transport.link import OPEN_TIMEOUT_S, SESSION_GRACE_S, SESSION_RETRY_S
 from controller.transport.master import Master, hop_command, run_ssh
 from controller.transport.pipes import PipeProcess
 from controller.transport.remote import complete
@@ -84,7 +85,9 @@ class OpensshTransport:
         """
         nonce = new_nonce()
         line = command_line(argv, env, nonce)
-        for _ in range(2):  # a second time only if it is certain that nothing was sent the first time
+        refused_until = time.monotonic() + SESSION_GRACE_S
+        unsent = 0
+        while unsent < 2:  # a second time only if it is certain that nothing was sent the first time
             master = self._connected()
             process = PipeProcess(
                 master.client(line),
@@ -94,14 +97,20 @@ class OpensshTransport:
                 dead_after_s=self._dead_after_s,
             )
             try:
-                sent = process.settle(OPEN_TIMEOUT_S)
+                if process.settle(OPEN_TIMEOUT_S):
+                    return process
+            except ConnectionFailed:  # the session was refused
+                process.close()
+                if time.monotonic() >= refused_until:
+                    raise
+                time.sleep(SESSION_RETRY_S)
+                continue
             except BaseException:
                 process.close()
                 raise
-            if sent:
-                return process
             process.close()
             self._forget(master)
+            unsent += 1
         raise ConnectionLost(
             f"the connection to {self._target.host} ends as soon as it is made",
             why="its control master is gone each time that a command is to be started",
