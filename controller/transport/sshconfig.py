@@ -24,6 +24,10 @@ _RESOLVE_TIMEOUT_S = 15.0
 MAX_JUMPS = 8
 """More hops than anyone has; ends a ProxyJump that leads back to itself."""
 
+_NOT_IN_NAMES = re.compile(r"""[\s\x00-\x1f\x7f'"`$;&<>|(){}]""")
+"""ssh puts host and user into the user's own ProxyCommand and `Match exec` lines, which a shell reads; newer versions
+of it refuse the same characters."""
+
 _DEFAULT_IDENTITIES = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
 
@@ -74,11 +78,13 @@ def resolve(target: SshTarget) -> SshSettings:
 
     Raises ConfigError if the name is none, or ssh cannot read its configuration.
     """
-    if not target.host or target.host.startswith("-") or re.search(r"[\s\x00-\x1f\x7f]", target.host):
+    if not target.host or target.host.startswith("-") or _NOT_IN_NAMES.search(target.host):
         raise ConfigError(
             f"not a host name: {target.host!r}",
             fix="give a name of hosts.toml, an address, or an alias of your ssh configuration",
         )
+    if target.user is not None and (target.user.startswith("-") or _NOT_IN_NAMES.search(target.user)):
+        raise ConfigError(f"not a user name: {target.user!r}", fix="correct `user` in hosts.toml")
     binary = shutil.which("ssh")
     if binary is not None:
         options = _ssh_g(binary, target)

@@ -138,10 +138,20 @@ def test_a_host_that_refuses_more_startups_is_tried_again(
 ) -> None:
     """One unauthenticated connection holds the only place; it times out while we try."""
     server = start_server(extra=["MaxStartups 1", "LoginGraceTime 2"])
-    with socket.create_connection((server.address, server.port)):
+    with only_place(server):
         transport = connect_to(server.config_block(), server.alias, connect_timeout_s=20)
         done = next(filter(None, (first_connection(transport) for _ in range(8))))
         assert done.stdout == b"in\n"
+    assert "past MaxStartups" in server.log.read_text()
+
+
+def only_place(server: SshServer) -> socket.socket:
+    """A connection that is let in and says nothing; whoever came before may have to leave first."""
+    while True:
+        sock = socket.create_connection((server.address, server.port), timeout=30)
+        if sock.recv(7) == b"SSH-2.0":
+            return sock
+        sock.close()
 
 
 def first_connection(transport: Transport) -> Completed | None:
