@@ -77,7 +77,8 @@ def hop_command(
         address = f"[{hop.address}]" if ":" in hop.address else hop.address
         jump += [*_NOT_SHARED, "-W", f"{address}:{hop.port}", *target_arguments(chain[-2].target)]
         # ssh expands % in the value, once for each jump that it stands inside of.
-        through = f"{shlex.join(jump)} 2>>{shlex.quote(messages)}"
+        # In sh, whichever shell of the user's ssh itself takes: csh reads `2>>` otherwise.
+        through = shlex.join(["sh", "-c", f"exec {shlex.join(jump)} 2>>{shlex.quote(messages)}"])
         command += ["-o", "ProxyCommand=" + through.replace("%", "%%")]
     return command
 

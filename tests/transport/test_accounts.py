@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import socket
@@ -13,11 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from support.accounts import AUTHORIZED_KEYS, Account, temporary_account
 
 from controller.core.errors import ConnectionFailed, RemoteFailed
 from controller.stages import push
 from controller.transport.base import Completed, Transport
+from controller.ui.errors import print_error
 from remote_payload.host.protocol import HostRecord
 from tools.sshd import SshServer, free_port, make_key
 
@@ -119,6 +122,21 @@ def test_a_shell_that_lets_nobody_in_is_explained(start_server: Start, connect_t
             connect_to(server.config_block(), server.alias).run(["true"], timeout=30)
         assert failure.value.code == "shell-unusable"
         assert "not available" in failure.value.why
+
+
+def test_what_a_hostile_shell_prints_stays_text(start_server: Start, connect_to: Connect, tmp_path: Path) -> None:
+    """An escape, a clipboard write and rich markup in a host's last words reach the screen as text or not at all."""
+    words = tmp_path / "words"
+    words.write_bytes(b"\x1b]52;c;cm0gLXJm\x07\x1b[2J[bold red]trust me[/] [link=http://x]here[/link]\r\n")
+    server = start_server(extra=[f"ForceCommand cat {words}; exit 1"])
+    with pytest.raises(RemoteFailed) as failure:
+        connect_to(server.config_block(), server.alias).run(["true"], timeout=30)
+    screen = io.StringIO()
+    print_error(failure.value, Console(file=screen, force_terminal=True, color_system=None, width=200))
+    assert "[bold red]trust me[/] [link=http://x]here[/link]" in screen.getvalue()
+    assert "\x07" not in screen.getvalue()
+    assert "\x1b]" not in screen.getvalue()
+    assert "\x1b[2J" not in screen.getvalue()
 
 
 # ------------------------------------------------------------------------------------------ tight limits
@@ -272,7 +290,11 @@ def test_a_work_folder_of_any_name(shared: Transport, tmp_path: Path, name: str)
 # ------------------------------------------------------------------------------------------ ssh configuration
 
 
-def test_include_match_and_a_jump_together(start_server: Start, connect_to: Connect, tmp_path: Path) -> None:
+def test_include_match_and_a_jump_together(
+    start_server: Start, connect_to: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The user's own login shell runs ssh's ProxyCommand, and need not be a POSIX one either.
+    monkeypatch.setenv("SHELL", shutil.which("tcsh") or "/bin/sh")
     jump, target = (
         start_server("jump", alias="jump", extra=["LogLevel DEBUG1"]),
         start_server("target", alias="target"),
