@@ -164,6 +164,23 @@ def test_a_lax_configuration_does_not_switch_the_checks_off(
     assert jump.known_hosts.read_text() == ""
 
 
+def test_two_jumps_in_a_row_with_names_that_need_quoting(start_server: Start, tmp_path: Path) -> None:
+    """Each jump is a command inside the next one's, so quotes and percent signs pass several shells and ssh."""
+    first, second, target = (start_server(name, alias=name) for name in ("first", "second", "target"))
+    folder = tmp_path / "50% of 'it'"
+    folder.mkdir()
+    config = folder / "ssh config"
+    config.write_text(
+        first.config_block()
+        + second.config_block(extra=["ProxyJump first"])
+        + target.config_block(extra=["ProxyJump second"])
+    )
+    with OpensshTransport(SshTarget(host="target", ssh_config=str(config))) as transport:
+        assert transport.run(["echo", "through"], timeout=30).stdout == b"through\n"
+    for server in (first, second, target):
+        assert "Accepted publickey" in server.log.read_text()
+
+
 def test_a_certificate_authority_is_honoured(start_server: Start, connect_to: Connect, tmp_path: Path) -> None:
     server = start_server()
     make_key(tmp_path / "ca")
