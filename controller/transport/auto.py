@@ -17,7 +17,8 @@ from controller.core.errors import AuthenticationError
 from controller.transport.base import Completed, Process, Transport
 from controller.transport.hostkeys import Ask
 from controller.transport.knownhosts import entry_name, read_known_hosts
-from controller.transport.openssh import OpensshTransport, Pause
+from controller.transport.opening import Pause
+from controller.transport.openssh import OpensshTransport
 from controller.transport.ssh import CONNECT_TIMEOUT_S, SshTransport
 from controller.transport.sshconfig import SshSettings, SshTarget, resolve_chain
 

@@ -13,18 +13,10 @@ import paramiko
 from controller.core.errors import ConnectionFailed, ConnectionLost
 from controller.transport.deadline import Deadline, guard
 from controller.transport.heartbeat import Heartbeat
+from controller.transport.remote import OPEN_TIMEOUT_S, SESSION_GRACE_S, SESSION_RETRY_S
 
 WINDOW_BYTES = 16 << 20
 """Receive window of a channel: 100 MB/s at 100 ms round trip need 10 MB in flight."""
-
-SESSION_GRACE_S = 2.0
-"""How long a refusal of another session is tried again: with `MaxSessions 1` the last command's session must end
-first, and that takes the host a moment after we closed it."""
-
-SESSION_RETRY_S = 0.1
-
-OPEN_TIMEOUT_S = 20.0
-"""For the server's answer to opening a channel and to starting a command: it only forks a shell."""
 
 
 class Link:

@@ -11,6 +11,15 @@ from controller.core.errors import ConnectionLost, CtlError, RemoteFailed
 from controller.transport.base import Completed
 from controller.transport.bootstrap import OutputScanner
 
+SESSION_GRACE_S = 2.0
+"""How long a refusal of another session is tried again: with `MaxSessions 1` the last command's session must end
+first, and that takes the host a moment after we closed it."""
+
+SESSION_RETRY_S = 0.1
+
+OPEN_TIMEOUT_S = 20.0
+"""For the server's answer to opening a channel and to starting a command: it only forks a shell."""
+
 STDERR_KEPT_BYTES = 65536
 
 READ_BYTES = 1 << 20

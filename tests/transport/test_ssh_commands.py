@@ -222,7 +222,7 @@ def test_a_login_shell_that_runs_nothing_is_explained(
 
 def test_fabric_and_paramiko_are_loaded_only_to_connect() -> None:
     code = (
-        "import sys, controller.transport.ssh, controller.stages.push;"
+        "import sys, controller.transport.auto, controller.stages.push;"
         "print([name for name in ('fabric', 'paramiko', 'invoke', 'tenacity') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
