@@ -76,7 +76,7 @@ def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress:
             with view.paused():
                 return ask_yes_no(question)
 
-        run = pipeline.launch(intention, sinks=[sink], ask=ask, confirm=confirm)
+        run = pipeline.launch(intention, sinks=[sink], ask=ask, pause=view.paused, confirm=confirm)
         stack.callback(run.close)
         if detach:
             return _detached(run)
@@ -87,7 +87,12 @@ def attach(run_id: str | None, host: str | None, *, progress: str, as_json: bool
     view = choose_view(sys.stderr, os.environ, progress)
     with ExitStack() as stack:
         stack.enter_context(view)
-        run = pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no)
+
+        def ask(question: str) -> bool:
+            with view.paused():
+                return ask_yes_no(question)
+
+        run = pipeline.open_run(load_workspace(), run_id, host, ask=ask, pause=view.paused)
         stack.callback(run.close)
         run.add_sink(ViewSink(view, run=run.id, host=run.host, title=""))
         return _watch(run, as_json=as_json, view_stack=stack)

@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,9 @@ from remote_payload.host.protocol import OwnedOutput, Plan, Stale
 
 Ask = Callable[[str], bool]
 """Asks a person a yes-or-no question; returns False where there is nobody to ask."""
+
+Pause = Callable[[], AbstractContextManager[None]]
+"""Keeps the terminal free for somebody else's questions while its block runs."""
 
 Confirm = Callable[[Sequence[OwnedOutput], Mapping[str, Mapping[str, Any]]], bool]
 """Shows what clear will delete or move, and asks: the outputs touched, and the host's listing of each by path."""
@@ -107,7 +110,14 @@ def _stamp() -> _Stamp:
 # -------------------------------------------------------------------------------------------- launch
 
 
-def launch(intention: Intention, *, sinks: Sequence[Sink] = (), ask: Ask | None = None, confirm: Confirm) -> Run:
+def launch(
+    intention: Intention,
+    *,
+    sinks: Sequence[Sink] = (),
+    ask: Ask | None = None,
+    pause: Pause = nullcontext,
+    confirm: Confirm,
+) -> Run:
     """Take a plan through connect, push, preflight, confirm and launch; return once the host holds the run.
 
     Raises ConnectionFailed, RefusedError, RemoteFailed; LaunchUnknown if nobody can say whether it was launched.
@@ -117,7 +127,7 @@ def launch(intention: Intention, *, sinks: Sequence[Sink] = (), ask: Ask | None 
     folder.write_plan(plan)
     folder.write_local(host=plan["host"], status="planned")
     with ExitStack() as undo:
-        transport = open_transport(intention.host, ask=ask)
+        transport = open_transport(intention.host, ask=ask, pause=pause)
         undo.callback(transport.close)
         run = Run(folder, transport, plan["host"], plan["payload"], sinks)
         ctx = run.context
@@ -196,6 +206,8 @@ def _connect_and_push(ctx: Context) -> float:
         ctx.emit("stage", name="connect", status="failed", text=error.what)
         raise
     ctx.emit("stage", name="connect", status="done", seconds=round(time.monotonic() - started, 3))
+    if ctx.transport.note:
+        ctx.emit("notice", level="info", code="transport", text=ctx.transport.note)
     pushed = push_stage.run(ctx.transport, ctx.host, emit=ctx.emit)
     return round(pushed.seconds, 3)
 
@@ -204,7 +216,13 @@ def _connect_and_push(ctx: Context) -> float:
 
 
 def open_run(
-    workspace: Workspace, run_id: str | None, host: str | None, *, sinks: Sequence[Sink] = (), ask: Ask | None = None
+    workspace: Workspace,
+    run_id: str | None,
+    host: str | None,
+    *,
+    sinks: Sequence[Sink] = (),
+    ask: Ask | None = None,
+    pause: Pause = nullcontext,
 ) -> Run:
     """Return the handle of an existing run: from its local folder, or from `host` where there is none.
 
@@ -225,7 +243,7 @@ def open_run(
             fix=f"attach anew: `ctl attach {folder.run_id} --host HOST`",
         )  # fmt: skip
     target = workspace.config.host(host or record["name"])
-    return Run(folder, open_transport(target, ask=ask), plan["host"], plan["payload"], sinks)
+    return Run(folder, open_transport(target, ask=ask, pause=pause), plan["host"], plan["payload"], sinks)
 
 
 def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Sink], ask: Ask | None) -> Run:
@@ -262,15 +280,21 @@ def list_runs(ctx: Context) -> dict[str, Any]:
     return ctx.call_json("ps", {"workdir": ctx.host["workdir"], "lease_dir": ctx.host["lease_dir"]})
 
 
-def open_transport(host: Host, *, ask: Ask | None) -> Transport:
-    """Return the transport that the host's configuration asks for, not yet connected."""
-    from controller.transport.ssh import SshTarget, SshTransport  # fabric and paramiko take 250 ms to import
+def open_transport(host: Host, *, ask: Ask | None, pause: Pause = nullcontext) -> Transport:
+    """Return the transport that the host's configuration asks for, not yet connected.
 
-    return SshTransport(
-        SshTarget(host=host.address, port=host.port, user=host.user, ssh_config=host.ssh_config),
-        ask=ask,
-        connect_timeout_s=host.connect_timeout_s,
-    )
+    `pause` is held while `ssh` itself asks a person something on the terminal.
+    """
+    # Imported here: fabric and paramiko take 250 ms.
+    from controller.transport.auto import AutoTransport
+    from controller.transport.openssh import OpensshTransport
+    from controller.transport.ssh import SshTarget, SshTransport
+
+    target = SshTarget(host=host.address, port=host.port, user=host.user, ssh_config=host.ssh_config)
+    if host.transport == "paramiko":
+        return SshTransport(target, ask=ask, connect_timeout_s=host.connect_timeout_s)
+    kind = OpensshTransport if host.transport == "openssh" else AutoTransport
+    return kind(target, ask=ask, pause=pause, connect_timeout_s=host.connect_timeout_s)
 
 
 def _discard(event_type: str, /, **fields: object) -> None:

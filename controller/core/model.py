@@ -90,7 +90,7 @@ class Host(_Model):
     address: SshWord
     port: Annotated[int, Field(strict=True, ge=1, le=65535)] | None = None
     user: SshWord | None = None
-    transport: Literal["paramiko"] = "paramiko"
+    transport: Literal["auto", "paramiko", "openssh"] = "auto"
     ssh_config: Text | None = None
     connect_timeout_s: Seconds = 15.0
     command_timeout_s: Seconds = 60.0

@@ -81,7 +81,8 @@ def test_attach_needs_no_local_state(project: Project, tmp_path: Path) -> None:
     assert started.returncode == 8
     run_id = project.json("ps", "--host", "demo")["runs"][0]["run_id"]
     elsewhere = tmp_path / "runs"
-    attached = project.ctl("attach", run_id, "--host", "demo", CTL_RUNS_DIR=str(elsewhere))
+    other = {"CTL_RUNS_DIR": str(elsewhere), "XDG_STATE_HOME": str(tmp_path / "state")}
+    attached = project.ctl("attach", run_id, "--host", "demo", **other)
     assert attached.returncode == 0, attached.stderr
     assert (elsewhere / run_id / "log" / "000001.log").read_bytes() == b"from elsewhere\n"
 
