@@ -198,7 +198,10 @@ def logs(run_id: str | None, host: str | None, *, follow: bool, tail: int | None
 def _last_lines(run: Run, count: int) -> bytes:
     """Return the last `count` lines of the log, reading from its end."""
     data = b""
-    for path in reversed(run.folder.log_files()):
+    for path in reversed(run.folder.mirror.log_parts()):
+        if isinstance(path, bytes):
+            data = path + data
+            continue
         size = path.stat().st_size
         with open(path, "rb") as stream:
             while size > 0 and data.count(b"\n") <= count:

@@ -15,6 +15,7 @@ from controller.runfolder import Recorder, RunFolder
 from controller.stages import stop as stop_stage
 from controller.stages import watch as watch_stage
 from controller.stages.base import Context
+from controller.stages.mirror import read_part
 from controller.transport.base import Transport
 from remote_payload.host.protocol import REFUSED, EndReason, HostRecord, Plan
 
@@ -96,11 +97,9 @@ class Run:
         return problems[0] if problems else None
 
     def logs(self) -> Iterator[bytes]:
-        """Yield the raw bytes of the job's output that are held here."""
-        for path in self._folder.log_files():
-            with open(path, "rb") as stream:
-                while block := stream.read(1 << 20):
-                    yield block
+        """Yield the raw bytes of the job's output that are held here, with a line of ours for each declared gap."""
+        for part in self._folder.mirror.log_parts():
+            yield from read_part(part)
 
     # --------------------------------------------------------------------------------------- what to do
 

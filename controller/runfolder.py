@@ -88,9 +88,6 @@ class RunFolder:
             lock.flush()
             yield
 
-    def log_files(self) -> list[Path]:
-        return sorted((self.path / "log").glob("*.log"))
-
 
 class Recorder:
     """Writes the controller's own events to `events/controller.jsonl` and hands them to the sinks."""

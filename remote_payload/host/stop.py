@@ -8,6 +8,7 @@ import signal
 import time
 from typing import Any, BinaryIO, Dict, List
 
+from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.children import reap_adopted
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import read_json, write_json
@@ -116,8 +117,11 @@ def _stop_in_its_place(workdir: str, paths: RunPaths, run: Dict[str, Any], grace
     # Recorded pids are of the supervisor's boot; after a reboot they may belong to anybody.
     known = tree.known if _same_boot(run["supervisor"]) else set()
 
+    # After a reboot the same path may be another's.
+    cgroup = Cgroup(run["cgroup"]) if run.get("cgroup") and _same_boot(run["supervisor"]) else None
+
     def find() -> List[Stat]:
-        found = find_members(run_id, known)
+        found = find_members(run_id, known, cgroup=cgroup.path if cgroup else None)
         tree.note(found)
         return found
 
@@ -138,6 +142,7 @@ def _stop_in_its_place(workdir: str, paths: RunPaths, run: Dict[str, Any], grace
         started=time.time() - max(0.0, boot_seconds() - run["boot_s"]),
         pipe=pipe,
         keeper=keeper,
+        cgroup=cgroup,
     )
     leftovers = list(done.leftovers)
     for path in baseline.leases if baseline else []:
@@ -154,7 +159,16 @@ def _stop_in_its_place(workdir: str, paths: RunPaths, run: Dict[str, Any], grace
         message=message,
         gpus_clean=done.clean,
     )
-    write_result(paths, plan, ending, clean=done.clean, leftovers=leftovers, boot_s=run["boot_s"], baseline=baseline)
+    write_result(
+        paths,
+        plan,
+        ending,
+        clean=done.clean,
+        leftovers=leftovers,
+        boot_s=run["boot_s"],
+        baseline=baseline,
+        oom_kills=done.oom_kills,
+    )
     return _answer(judge_run(paths), done.stopped.killed)
 
 

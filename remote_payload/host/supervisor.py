@@ -15,6 +15,8 @@ import time
 import traceback
 from typing import Any, BinaryIO, Dict, List, Optional
 
+from remote_payload.host.cgroup import Cgroup
+from remote_payload.host.cgroup import make as make_cgroup
 from remote_payload.host.children import CommandFailed, reap_adopted
 from remote_payload.host.files import read_json, write_all, write_json
 from remote_payload.host.finish import (
@@ -75,6 +77,7 @@ class Supervisor:
         self._started = time.time()
         self._boot_s = boot_seconds()
         self._uuids: List[str] = []
+        self._cgroup: Optional[Cgroup] = None
         self._lease: Optional[Lease] = None
         self._baseline: Optional[Baseline] = None
         self._pipe: Optional[int] = None
@@ -123,6 +126,7 @@ class Supervisor:
         self._lease = take(lease_folder(plan["host"].get("lease_dir")), resources, claim, self._why_not_free)
         self._baseline = measure(self._lease.paths, self._uuids)
         write_json(baseline_path(self._paths), self._baseline.to_dict())
+        self._cgroup = make_cgroup(plan["run_id"])
         self._record = RunRecord(
             wire=WIRE,
             run_id=plan["run_id"],
@@ -132,6 +136,7 @@ class Supervisor:
             user=user_name(),
             supervisor=own,
             job=None,
+            cgroup=self._cgroup.path if self._cgroup else None,
             state=RunState.LAUNCHING.value,
             step=None,
             started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._started)),
@@ -151,6 +156,8 @@ class Supervisor:
 
     def _refuse(self, ending: Ending, detail: Optional[Dict[str, Any]]) -> int:
         """End before anything was used. The starter learns it from our word, everybody else from result.json."""
+        if self._cgroup is not None:
+            self._cgroup.remove()
         if self._lease is not None:
             self._lease.release(clean=True)
         self._emit(
@@ -200,6 +207,7 @@ class Supervisor:
             find=self._find,
             emit=self._emit,
             stop_requested=lambda: self._stop,
+            cgroup=self._cgroup,
             note_job=lambda job: self._update(job=job),
             boot_s=self._boot_s,
             grace_s=self._grace_s(),
@@ -223,7 +231,8 @@ class Supervisor:
         return Ending(EndReason.SUCCEEDED, "all steps succeeded", self._step, exit_code=0)
 
     def _find(self) -> List[Any]:
-        found = find_members(self._plan["run_id"], self._tree.known, os.getpid())
+        cgroup = self._cgroup.path if self._cgroup else None
+        found = find_members(self._plan["run_id"], self._tree.known, os.getpid(), cgroup=cgroup)
         self._tree.note(found)
         return found
 
@@ -243,6 +252,7 @@ class Supervisor:
                 started=self._started,
                 pipe=self._pipe,
                 keeper=self._keeper,
+                cgroup=self._cgroup,
             )
         except Exception as error:  # noqa: BLE001 - reported in result.json, which has to be written in any case
             traceback.print_exc()
@@ -269,6 +279,7 @@ class Supervisor:
             leftovers=done.leftovers,
             boot_s=self._boot_s,
             baseline=self._baseline,
+            oom_kills=done.oom_kills,
         )
 
     def _grace_s(self) -> float:
