@@ -74,8 +74,6 @@ def test_every_module_can_be_imported_alone() -> None:
         "    if os.waitpid(pid, 0)[1]: failed.append(name)\n"
         "print(failed)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, *names], capture_output=True, text=True, timeout=120, check=True,
-        cwd=root,
-    )  # fmt: skip
+    argv = [sys.executable, "-W", "error", "-c", script, *names]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True, cwd=root)
     assert done.stdout.strip() == "[]", done.stderr

@@ -19,7 +19,7 @@ from controller.transport.base import Completed
 
 class LocalProcess:
     def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None, cut_after: int | None) -> None:
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
