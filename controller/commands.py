@@ -31,13 +31,16 @@ def plan_extract(
     max_samples: int | None = None,
     output: str | None = None,
     capture: str | None = None,
+    wait: bool = False,
 ) -> Intention:
     overrides = Overrides(stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture)
-    return pipeline.plan_extract(load_workspace(), host, playbook, overrides)
+    return pipeline.plan_extract(load_workspace(), host, playbook, overrides, wait=wait)
 
 
-def plan_command(host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None) -> Intention:
-    return pipeline.plan_command(load_workspace(), host, argv, name=name, cwd=cwd)
+def plan_command(
+    host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None, wait: bool = False
+) -> Intention:
+    return pipeline.plan_command(load_workspace(), host, argv, name=name, cwd=cwd, wait=wait)
 
 
 def show_plan(intention: Intention, *, as_json: bool) -> None:

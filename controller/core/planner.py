@@ -175,6 +175,13 @@ def with_preflight(plan: Plan, outputs: Sequence[OwnedOutput], timings: Mapping[
     return updated
 
 
+def with_queue(plan: Plan) -> Plan:
+    """Return the plan of a run that waits for the lease instead of being refused."""
+    updated = copy.deepcopy(plan)
+    updated["job"]["limits"]["wait_for_lease"] = True
+    return updated
+
+
 def job_env(host: Host, playbook: Playbook | None) -> tuple[dict[str, str], list[str]]:
     """Return (plain environment, sorted names of secrets) of a job; the playbook's values beat the host's.
 

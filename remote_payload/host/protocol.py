@@ -152,6 +152,7 @@ class Limits(TypedDict, total=False):
     silence_timeout_s: Optional[float]  # without a byte of log or an event
     time_limit_s: Optional[float]
     stop_grace_s: float  # between TERM and KILL
+    wait_for_lease: bool  # queue until the lease is free instead of being refused
     log_cap_bytes: int  # of all log segments together; beyond it segments of the middle become declared gaps
 
 
@@ -260,9 +261,10 @@ class Result(TypedDict):
 class Confirmation(TypedDict):
     """The one answer to a start request; see `confirm_line`.
 
-    `outcome`: "launched" (run.json is on disk and the lease is held), "exists" (this id was launched before; its
-    record is returned), "cancelled" (a cancel came first), "refused" (`result` says why, for example who holds
-    the lease).
+    `outcome`: "launched" (run.json is on disk and the lease is held; or, for a job with `wait_for_lease`, `run` is in
+    state "queued", `detail` says behind whom, and the host starts it when its turn comes), "exists" (this id was
+    launched before; its record is returned), "cancelled" (a cancel came first), "refused" (`result` says why, for
+    example who holds the lease).
     """
 
     nonce: str

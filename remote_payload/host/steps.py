@@ -49,6 +49,7 @@ class Run(NamedTuple):
     tree: Tree
     find: Callable[[], List[Stat]]
     emit: Callable[..., None]
+    beat: Callable[[], None]
     stop_requested: Callable[[], bool]
     cgroup: Optional[Cgroup]
     note_job: Callable[[Optional[ProcessIdentity]], None]
@@ -138,6 +139,7 @@ def _execute(step: Dict[str, Any], run: Run) -> None:
             now = time.monotonic()
             if now >= look:
                 look = now + LOOK_S
+                run.beat()
                 if run.keeper.ensure():
                     run.emit("notice", level="info", code="pump-started", text="a log pump was started")
                 broken = watchdog.check()

@@ -14,8 +14,8 @@ from remote_payload.host.errors import HostError
 from remote_payload.host.files import read_json, write_json
 from remote_payload.host.finish import Ending, clean_up, read_baseline, write_result
 from remote_payload.host.journal import EventWriter
-from remote_payload.host.lease import clear_record, user_name
-from remote_payload.host.liveness import Stat, boot_seconds, judge, read_readings, send_signal
+from remote_payload.host.lease import clear_record
+from remote_payload.host.liveness import Stat, boot_seconds, judge, read_readings, send_signal, user_name
 from remote_payload.host.members import Tree, find_members
 from remote_payload.host.protocol import (
     EndReason,
@@ -87,7 +87,7 @@ def _stop(workdir: str, paths: RunPaths, grace_s: float, force: bool) -> Dict[st
 
 def _ask_supervisor(paths: RunPaths, supervisor: ProcessIdentity, grace_s: float, force: bool) -> bool:
     """Send the request and wait; return whether the run ended in order."""
-    write_json(os.path.join(paths.folder, STOP_REQUEST), {"grace_s": grace_s, "by": user_name()})
+    write_json(os.path.join(paths.folder, STOP_REQUEST), {"grace_s": grace_s, "by": user_name(os.getuid())})
     send_signal(supervisor["pid"], supervisor["start_ticks"], signal.SIGTERM)
     deadline = time.monotonic() + grace_s + FINISH_S
     while time.monotonic() < deadline:
