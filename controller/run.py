@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from controller.core.errors import CtlError, ExitCode, JobFailed, JobStopped, RefusedError
 from controller.core.events import Event
-from controller.runfolder import Recorder, RunFolder
+from controller.runfolder import Recorder, RunFolder, room_for
 from controller.stages import stop as stop_stage
 from controller.stages import watch as watch_stage
 from controller.stages.base import Context
@@ -105,7 +105,7 @@ class Run:
 
     def watch(self, *, patience_s: float = PATIENCE_S, follow: bool = True) -> watch_stage.WatchOutcome:
         """Copy the run's streams here until it ends, `detach()` is called, or patience ends."""
-        with self._folder.watching():
+        with room_for(self._folder), self._folder.watching():
             self._recorder("stage", name="watch", status="started")
             self._outcome = watch_stage.run(
                 self._context,

@@ -6,6 +6,7 @@ from here, and `local.json`, which says how to reach the run again. Folders are 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from controller.core.errors import UsageError
+from controller.core.errors import LocalDiskFull, UsageError
 from controller.core.events import Event
 from controller.core.suggest import nearest
 from controller.history import entries
@@ -88,6 +89,21 @@ class RunFolder:
             lock.write(str(os.getpid()))
             lock.flush()
             yield
+
+
+@contextmanager
+def room_for(folder: RunFolder) -> Iterator[None]:
+    """Turn a full disk below the folder into LocalDiskFull; what is copied already stays, and is gone on from."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise LocalDiskFull(
+            f"this workstation has no room for the copy of run {folder.run_id}",
+            why=f"{folder.path}: {error.strerror}; the run goes on, nothing of it is lost",
+            fix=f"make room, then go on at the byte with `ctl attach {folder.run_id}`",
+        ) from error
 
 
 class Recorder:

@@ -34,5 +34,6 @@ def test_seeded_faults_change_nothing(site: chaos.Site, undisturbed: dict[str, o
         run.wait_log((part + 1) * chaos.PART_BYTES)
     outcome = run.finish(thread)
     assert (outcome.ended, outcome.state, outcome.end_reason) == (True, "finished", "succeeded")
+    assert outcome.reconnects >= sum(kind in ("cut", "refuse") for kind in done)
     run.check()
     assert run.summary() == undisturbed

@@ -8,11 +8,13 @@ seeded bytes of the encrypted stream in both directions. `make test-all` takes a
 from __future__ import annotations
 
 import io
+import json
 import random
 from pathlib import Path
 
 import pytest
 from support import chaos
+from support.hostrun import wait_until
 from support.local_transport import LocalTransport
 from support.stubhost import StubHost
 
@@ -62,21 +64,20 @@ class Launcher:
     def plan(self) -> Plan:
         self.number += 1
         counter = self.host.workdir / f"starts-{self.number}"
-        return self.host.plan(
-            f"20260101-000000-{self.number:06x}", "/bin/sh", "-c", f"echo x >> {counter}; exec sleep 60"
-        )
+        run_id = f"20260101-000000-{self.number:06x}"
+        return self.host.plan(run_id, "/bin/sh", "-c", f"echo x >> {counter}; exec sleep 60")
 
     def launch_once(self, plan: Plan) -> None:
         confirmation = launch.run(self.host.context(), plan, {}).confirmation
         assert confirmation["outcome"] in ("launched", "exists")
+        counter = self.host.workdir / f"starts-{self.number}"
+        wait_until(counter.exists, "the job was started")
         stopped = stop.run(self.host.context(), plan["run_id"], grace_s=1)
         assert (stopped.state, stopped.end_reason) == ("finished", "stopped")
-        assert (self.host.workdir / f"starts-{self.number}").read_text() in ("x\n", "")
+        assert counter.read_text() in ("x\n", "")  # "" if it was stopped between making the file and writing it
 
 
 def request_of(host: StubHost, plan: Plan) -> bytes:
-    import json
-
     request = {"nonce": "0" * 32, "workdir": str(host.workdir)}
     return pack_frame(request, json.dumps({"plan": plan, "secrets": {}}).encode())
 
