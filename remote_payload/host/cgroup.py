@@ -15,6 +15,9 @@ from typing import Iterator, List, Optional
 REMOVE_WAIT_S = 2.0
 """The kernel takes a moment to let go of a cgroup after the last process in it."""
 
+PREFIX = "ctl-"
+"""Of the names `ctl-RUN_ID-PID`, with the supervisor's pid."""
+
 DELEGATE_MARKS = ("trusted.delegate", "user.delegate")
 """Extended attributes by which systemd says that a cgroup is the service's own to divide."""
 
@@ -27,13 +30,29 @@ class Cgroup:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Be in it ourselves, so that what is forked meanwhile is in it from its first instruction on."""
-        parent = os.path.dirname(self.path)
-        _write(os.path.join(self.path, "cgroup.procs"), os.getpid())
+        """Be in it ourselves, so that what is forked meanwhile is in it from its first instruction on.
+
+        If somebody removed it, the job starts all the same: its members are then known by the other signs.
+        """
+        with contextlib.suppress(OSError):
+            self._move_us(self.path)
         try:
             yield
         finally:
-            _write(os.path.join(parent, "cgroup.procs"), os.getpid())
+            self._move_us(os.path.dirname(self.path))
+
+    def is_usable(self) -> bool:
+        """Whether we may put processes into it: the nearest common ancestor has to be ours too."""
+        try:
+            self._move_us(self.path)
+            self._move_us(os.path.dirname(self.path))
+        except OSError:
+            return False
+        return True
+
+    @staticmethod
+    def _move_us(path: str) -> None:
+        _write(os.path.join(path, "cgroup.procs"), os.getpid())
 
     def pids(self) -> List[int]:
         """Return the processes in it and in the cgroups that the job made below it; [] if it is gone."""
@@ -82,8 +101,8 @@ def make(run_id: str, mountinfo: str = "/proc/self/mountinfo", own: str = "/proc
     parent = _own_cgroup(mountinfo, own)
     if parent is None:
         return None
-    # The pid keeps two attempts apart whose ids are equal (a run folder that was copied).
-    path = os.path.join(parent, "ctl-%s-%d" % (run_id, os.getpid()))
+    _sweep(parent)
+    path = os.path.join(parent, "%s%s-%d" % (PREFIX, run_id, os.getpid()))
     made = Cgroup(path)
     try:
         os.mkdir(path, 0o755)
@@ -91,12 +110,18 @@ def make(run_id: str, mountinfo: str = "/proc/self/mountinfo", own: str = "/proc
         return None
     with contextlib.suppress(OSError):  # a controller more is welcome; without it memory.events is not there
         _write_text(os.path.join(parent, "cgroup.subtree_control"), "+memory")
-    try:
-        with made.entered():
-            return made
-    except OSError:  # we may make it and not use it: the processes' common ancestor belongs to somebody else
-        made.remove()
-        return None
+    if made.is_usable():
+        return made
+    made.remove()
+    return None
+
+
+def _sweep(parent: str) -> None:
+    """Remove what lost runs left: empty cgroups of ours whose supervisor is gone."""
+    for name in os.listdir(parent):
+        if name.startswith(PREFIX) and not os.path.exists("/proc/%s" % name.rpartition("-")[2]):
+            with contextlib.suppress(OSError):  # its job still lives, or it is another user's
+                os.rmdir(os.path.join(parent, name))
 
 
 def _own_cgroup(mountinfo: str, own: str) -> Optional[str]:

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -53,37 +52,13 @@ def test_sshds_connection_process_is_killed(site: chaos.Site) -> None:
 
 
 def test_the_controller_is_killed_and_another_goes_on_in_the_same_folder(site: chaos.Site, tmp_path: Path) -> None:
-    assert site.server is not None
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "hosts.toml").write_text(
-        "schema = 1\n[hosts.stub]\n"
-        f"address = {json.dumps(site.server.alias)}\nssh_config = {json.dumps(str(tmp_path / 'ssh_config'))}\n"
-        f"python = {json.dumps(sys.executable)}\nbootstrap_python = {json.dumps(sys.executable)}\n"
-        f'workdir = {json.dumps(str(site.host.workdir))}\noutput_roots = ["output"]\naccelerator = "cpu"\n'
-        f"lease_dir = {json.dumps(str(site.host.workdir / 'lease'))}\n"
-    )
+    project = site.project(tmp_path / "project", tmp_path / "ssh_config")
     run = site.prepare(PARTS, SIZE)
-    argv = run.plan["job"]["steps"][0]["argv"]
-    environ = {**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
-    environ["PYTHONPATH"] = str(Path(chaos.__file__).resolve().parents[2])
-
-    def ctl(*words: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "controller", *words],
-            cwd=project,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-    first = ctl("run", "--host", "stub", "--", *argv)
+    first = project.start("run", "--host", "stub", "--", *run.plan["job"]["steps"][0]["argv"])
     run.open_gate(0)
-    logs = project / "ctl-runs"
 
     def copied() -> int:
-        return sum(path.stat().st_size for path in logs.glob("*/log/*.log"))
+        return sum(path.stat().st_size for path in (project.folder / "ctl-runs").glob("*/log/*.log"))
 
     wait_until(lambda: copied() >= SIZE or first.poll() is not None, "the first part arrived")
     assert first.poll() is None, first.communicate()
@@ -91,11 +66,9 @@ def test_the_controller_is_killed_and_another_goes_on_in_the_same_folder(site: c
     first.kill()
     first.communicate(timeout=30)
     run.open_gate(2)
-    second = ctl("attach", "--last")
-    _, stderr = second.communicate(timeout=chaos.DEADLINE_S)
-    assert second.returncode == 0, stderr
-    read = ctl("logs", "--last")
-    stdout, stderr = read.communicate(timeout=chaos.DEADLINE_S)
+    code, _, stderr = project.ctl("attach", "--last")
+    assert code == 0, stderr
+    _, stdout, stderr = project.ctl("logs", "--last")
     assert stdout == run.expected_log(), stderr
 
 

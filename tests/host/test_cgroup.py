@@ -169,3 +169,35 @@ def test_without_a_usable_cgroup2_there_is_none(tmp_path: Path, own: str, mounti
     (tmp_path / "own").write_text(own)
     (tmp_path / "mountinfo").write_text(mountinfo.format(folder=tmp_path))
     assert make("20260101-000000-aaaaaa", str(tmp_path / "mountinfo"), str(tmp_path / "own")) is None
+
+
+def test_empty_cgroups_of_lost_runs_are_swept_and_others_left(mounted: Path, user_host: HostRun) -> None:
+    delegate(mounted)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for name in (f"ctl-20260101-000000-aaaaaa-{gone.pid}", f"ctl-20260101-000000-bbbbbb-{os.getpid()}", "theirs"):
+        (mounted / name).mkdir()
+        os.chown(mounted / name, NOBODY, NOBODY)
+    host = user_host
+    host.become(NOBODY, cgroup=mounted)
+    paths = host.launch(host.plan(host.python("print(1)"), job={"cwd": str(host.folder)}))
+    assert host.result(paths)["end_reason"] == "succeeded"
+    left = {path.name for path in mounted.iterdir() if path.is_dir()}
+    assert left == {f"ctl-20260101-000000-bbbbbb-{os.getpid()}", "theirs"}
+
+
+def test_a_cgroup_that_was_removed_does_not_keep_a_step_from_starting(mounted: Path) -> None:
+    group = Cgroup(str(mounted / "ctl-y"))
+    (mounted / "ctl-y").mkdir()
+    assert group.remove() is None
+    before = Path("/proc/self/cgroup").read_text()
+    (mounted / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        with group.entered():
+            child = subprocess.Popen(["sleep", "60"])
+        assert child.pid in [int(line) for line in (mounted / "cgroup.procs").read_text().split()]
+        child.kill()
+        child.wait()
+    finally:
+        own = next(line for line in before.splitlines() if line.startswith("0::"))[3:].strip("/")
+        (mounted.parent / own / "cgroup.procs").write_text(str(os.getpid()))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import secrets
+import subprocess
 import sys
 import threading
 import time
@@ -62,12 +64,49 @@ class Site:
         launch.run(self.host.context(), run.plan, {})
         return run
 
+    def project(self, folder: Path, ssh_config: Path) -> Project:
+        """Make a folder from which `ctl` reaches this host by the name `stub`."""
+        assert self.server is not None
+        folder.mkdir()
+        workdir, python = self.host.workdir, json.dumps(sys.executable)
+        (folder / "hosts.toml").write_text(
+            f"schema = 1\n[hosts.stub]\naddress = {json.dumps(self.server.alias)}\n"
+            f"ssh_config = {json.dumps(str(ssh_config))}\npython = {python}\nbootstrap_python = {python}\n"
+            f'workdir = {json.dumps(str(workdir))}\noutput_roots = ["output"]\naccelerator = "cpu"\n'
+            f"lease_dir = {json.dumps(str(workdir / 'lease'))}\n"
+        )
+        return Project(folder)
+
     def close(self) -> None:
         """Leave no run behind, whatever the test did."""
         for run in self.runs:
             run.cancel.set()
             if run.folder.exists() and not (run.folder / "result.json").exists():
                 stop.run(self.host.context(), run.plan["run_id"], grace_s=0.1)
+
+
+@dataclass(frozen=True)
+class Project:
+    folder: Path
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start a real `ctl` with nothing of the user's own around it."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("CTL_", "XDG_"))}
+        root = Path(__file__).resolve().parents[2]
+        return subprocess.Popen(
+            [sys.executable, "-m", "controller", *words],
+            cwd=self.folder,
+            env={**kept, "HOME": str(self.folder), "PYTHONPATH": str(root)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def ctl(self, *words: str) -> tuple[int, bytes, bytes]:
+        """Run `ctl` to its end; return exit code, stdout and stderr."""
+        process = self.start(*words)
+        stdout, stderr = process.communicate(timeout=DEADLINE_S)
+        return process.returncode, stdout, stderr
 
 
 @dataclass

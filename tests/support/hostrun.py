@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.children import MAIN
 from remote_payload.host.liveness import Liveness, judge, send_signal
 from remote_payload.host.members import runs_alive
@@ -218,6 +219,10 @@ class HostRun:
             with contextlib.suppress(FileNotFoundError):
                 self.kill_supervisor(paths)
             wait_until(lambda run_id=run_id: not self._kill(run_id), f"the members of {run_id} are dead")
+            with contextlib.suppress(FileNotFoundError):
+                cgroup = self.read(paths.run)["cgroup"]
+                if cgroup:
+                    wait_until(lambda cgroup=cgroup: Cgroup(cgroup).remove() is None, "the cgroup is removed")
 
     def _kill(self, run_id: str) -> bool:
         members = runs_alive().get(run_id, [])
