@@ -26,7 +26,8 @@ import os, sys, time
 if __name__ == "__main__":
     from vllm import LLM
 
-    engine = LLM(sys.argv[1], tensor_parallel_size=2, enforce_eager=True, max_model_len=128, max_num_batched_tokens=128)
+    sizes = {"max_model_len": 128, "max_num_batched_tokens": 128}
+    engine = LLM(sys.argv[1], tensor_parallel_size=2, enforce_eager=True, **sizes)
     open("ready", "w").write(str(os.getpid()))
     time.sleep(600)  # an engine that nobody refers to shuts itself down
 """
