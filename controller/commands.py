@@ -34,13 +34,16 @@ def plan_extract(
     output: str | None = None,
     capture: str | None = None,
     allow: Sequence[str] = (),
+    wait: bool = False,
 ) -> Intention:
     overrides = Overrides(stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture)
-    return pipeline.plan_extract(load_workspace(), host, playbook, overrides, allow=allow)
+    return pipeline.plan_extract(load_workspace(), host, playbook, overrides, allow=allow, wait=wait)
 
 
-def plan_command(host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None) -> Intention:
-    return pipeline.plan_command(load_workspace(), host, argv, name=name, cwd=cwd)
+def plan_command(
+    host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None, wait: bool = False
+) -> Intention:
+    return pipeline.plan_command(load_workspace(), host, argv, name=name, cwd=cwd, wait=wait)
 
 
 def show_plan(intention: Intention, *, as_json: bool) -> None:
@@ -226,7 +229,10 @@ def logs(run_id: str | None, host: str | None, *, follow: bool, tail: int | None
 def _last_lines(run: Run, count: int) -> bytes:
     """Return the last `count` lines of the log, reading from its end."""
     data = b""
-    for path in reversed(run.folder.log_files()):
+    for path in reversed(run.folder.mirror.log_parts()):
+        if isinstance(path, bytes):
+            data = path + data
+            continue
         size = path.stat().st_size
         with open(path, "rb") as stream:
             while size > 0 and data.count(b"\n") <= count:

@@ -38,6 +38,10 @@ Confirm = Callable[[Sequence[OwnedOutput], Mapping[str, Mapping[str, Any]]], boo
 """Shows what clear will delete or move, and asks: the outputs touched, and the host's listing of each by path."""
 
 
+WAITED_FOR = ("lease-busy", "gpu-process", "gpu-memory")
+"""Findings that a run which waits for its turn does not mind: the supervisor looks again when the turn has come."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intention:
     """A plan, and what must not be written into it."""
@@ -55,9 +59,17 @@ class Intention:
 
 
 def plan_extract(
-    workspace: Workspace, host: str | None, playbook: str | None, overrides: Overrides, *, allow: Sequence[str] = ()
+    workspace: Workspace,
+    host: str | None,
+    playbook: str | None,
+    overrides: Overrides,
+    *,
+    allow: Sequence[str] = (),
+    wait: bool = False,
 ) -> Intention:
     """Plan an extraction without connecting; None takes the setting or the host's default.
+
+    With `wait` it queues on the host until the lease is free.
 
     Raises UsageError, ConfigError.
     """
@@ -65,7 +77,7 @@ def plan_extract(
     chosen = workspace.playbook(playbook, target)
     plan = planner.make_plan(target, chosen, **_stamp(), overrides=overrides)
     return Intention(
-        plan=plan,
+        plan=planner.with_queue(plan) if wait else plan,
         host=target,
         playbook=chosen,
         secret_values=workspace.secret_values(target, chosen),
@@ -75,13 +87,19 @@ def plan_extract(
 
 
 def plan_command(
-    workspace: Workspace, host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None
+    workspace: Workspace,
+    host: str | None,
+    argv: Sequence[str],
+    *,
+    name: str | None,
+    cwd: str | None,
+    wait: bool = False,
 ) -> Intention:
     """Plan a run of any command without connecting. Raises UsageError, ConfigError."""
     target = workspace.config.host(host)
     plan = planner.make_command_plan(target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, **_stamp())
     return Intention(
-        plan=plan,
+        plan=planner.with_queue(plan) if wait else plan,
         host=target,
         playbook=None,
         secret_values=workspace.secret_values(target, None),
@@ -175,11 +193,12 @@ def _remember(ctx: Context, plan: Plan, folder: RunFolder) -> None:
 def preflight(ctx: Context, intention: Intention) -> preflight_stage.PreflightOutcome:
     """Probe and judge the host for an intention; failures that it or its playbook allows are warnings."""
     limits = intention.playbook.preflight if intention.playbook else None
+    queue = WAITED_FOR if intention.plan["job"]["limits"].get("wait_for_lease") else ()
     expected = preflight_stage.Expectations(
         gpu_name=intention.host.gpu_name,
         bytes_expected=planner.bytes_expected(intention.plan, intention.playbook),
         min_free_bytes=limits.min_free_bytes if limits else None,
-        allow=(*(limits.allow if limits else ()), *intention.allow),
+        allow=(*(limits.allow if limits else ()), *intention.allow, *queue),
     )
     return preflight_stage.run(ctx, intention.plan, expected)
 
