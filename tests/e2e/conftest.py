@@ -83,7 +83,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     demo.prepare()
     try:
         server = SshServer(demo.ssh, alias="ctl-demo")
-        server.start()
     except SshdUnavailable as error:
         pytest.skip(str(error))
     with server:
