@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.core.errors import ConnectionFailed, ConnectionLost, CtlError, LaunchUnknown, RefusedError
-from controller.stages.base import CALL_TIMEOUT_S, Context, host_error
+from controller.stages.base import Context, host_error
 from remote_payload.host.protocol import Confirmation, Plan, pack_frame, parse_confirmation
 
 PATIENCE_S = 120.0
 """For an answer to start, over any number of connections: a Wi-Fi change takes seconds, a sleeping laptop longer."""
+
+START_TIMEOUT_S = 75.0
+"""For one answer: the host itself waits up to 60 s for an earlier start of the same run to be decided."""
 
 RETRY_PAUSE_S = 1.0
 
@@ -62,7 +65,7 @@ def _start(ctx: Context, request: dict[str, Any], body: bytes, nonce: str, deadl
     frame = pack_frame(request, body)
     while (left := deadline - time.monotonic()) > 0 and not ctx.cancel.is_set():
         try:
-            done = ctx.transport.run(ctx.argv("start"), stdin=frame, timeout=min(CALL_TIMEOUT_S, left + 1))
+            done = ctx.transport.run(ctx.argv("start"), stdin=frame, timeout=min(START_TIMEOUT_S, left + 1))
         except (ConnectionLost, ConnectionFailed) as error:
             ctx.emit("contact", status="reconnecting", text=f"launch not confirmed yet: {error.what}")
             ctx.cancel.wait(RETRY_PAUSE_S)
@@ -79,7 +82,7 @@ def _cancel(ctx: Context, plan: Plan) -> Confirmation:
     run_id = plan["run_id"]
     request = {"workdir": plan["host"]["workdir"], "run_id": run_id, "reason": "the controller gave up"}
     try:
-        answer = ctx.call_json("cancel", request)
+        answer = ctx.call_json("cancel", request, timeout=START_TIMEOUT_S)
     except CtlError as error:
         raise LaunchUnknown(
             "the launch could be neither confirmed nor denied",
