@@ -8,8 +8,9 @@ the engine itself chose.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -43,6 +44,13 @@ NORM_CAUSES = {
     "without": "the final norm is missing from the state, or final_norm is set wrongly",
 }
 DROPPED_CAUSE = "some vLLM versions drop the last boundary without a word (DeepSeek, Kimi and GLM before 0.28)"
+ORDER_CAUSE = "states are stored in another order than asked for"
+CHUNK_CAUSE = "chunks of a prompt are put together in the wrong order, or a chunk does not see the earlier ones"
+IDENTITY_CAUSES = {
+    "a neighbouring boundary": ORDER_CAUSE,
+    "another position of the prompt": CHUNK_CAUSE,
+    "another prompt": "rows go to the wrong request (sliced by order of arrival instead of by request id)",
+}
 PREFIX_CAUSE = "prefix caching is on: cached rows are never computed again, so they cannot be captured"
 
 
@@ -96,6 +104,18 @@ class Pass:
         return torch.cat([block for _, block in parts])
 
 
+def folded(findings: Sequence[Finding]) -> list[Finding]:
+    """Return one finding of each check, the first, saying how many there were (a fault shows in many states)."""
+    counts = Counter(finding.check for finding in findings)
+    first = {finding.check: finding for finding in reversed(findings)}
+    return [
+        replace(first[check], what=f"{first[check].what} (and {count - 1} more like this)")
+        if count > 1
+        else first[check]
+        for check, count in counts.items()
+    ]
+
+
 def check_rows(given: Pass, prompts: Sequence[Sequence[int]], states: int, name: str) -> list[Finding]:
     """The hard checks: number of states, every position once, finite, nonzero. Others need these to hold."""
     for number, ids in enumerate(prompts):
@@ -128,36 +148,39 @@ def check_rows(given: Pass, prompts: Sequence[Sequence[int]], states: int, name:
     return findings
 
 
-def check_identity(first: torch.Tensor, second: torch.Tensor, own: torch.Tensor) -> tuple[list[Finding], float]:
+def check_identity(
+    first: torch.Tensor, second: torch.Tensor, prompts: Sequence[Sequence[int]]
+) -> tuple[list[Finding], float]:
     """Each mean-centred row [rows, states, hidden] must be nearest to its twin in the other pass.
 
-    Rivals are all rows of the same boundary and of the stored neighbours. `own` marks rows that no other prompt
-    shares (a shared prefix gives equal rows, rightly). Return findings and the smallest share over the boundaries.
+    Rivals are all rows of the same boundary and of the stored neighbours. Rows of a prefix that prompts share are
+    left out: they are rightly equal. Return findings and the smallest share over the boundaries.
     """
     findings, least = [], 1.0
     count, states, _ = first.shape
+    own = torch.tensor(unshared(prompts), device=first.device)
+    owner = torch.tensor([n for n, ids in enumerate(prompts) for _ in ids], device=first.device)
     centred = (second - second.mean(0, keepdim=True)).float()
+    twins = torch.arange(count, device=first.device)
     for place in range(states):
         queries = (first[:, place] - first[:, place].mean(0)).float()
         near = [place, *(p for p in (place - 1, place + 1) if 0 <= p < states)]
         distances = torch.cat([torch.cdist(queries, centred[:, p]) for p in near], dim=1)
         nearest = distances.argmin(1)
-        # Equal distances (dummy weights leave boundaries alike) are no proof of a swap.
-        twin = distances.gather(1, torch.arange(count, device=first.device).unsqueeze(1)).squeeze(1)
-        right = (twin <= distances.min(1).values) | ~own
+        # Equal distances (boundaries that are alike) are no proof of a swap.
+        right = (distances[twins, twins] <= distances[twins, nearest]) | ~own
         share = float(right.float().mean())
         least = min(least, share)
         if share < IDENTITY:
             wrong = nearest[~right]
-            other = int((wrong >= count).sum())
-            kind = "a neighbouring boundary" if other * 2 > len(wrong) else "another row of the batch"
+            kinds = {
+                "a neighbouring boundary": wrong >= count,
+                "another position of the prompt": (wrong < count) & (owner[wrong % count] == owner[twins[~right]]),
+                "another prompt": (wrong < count) & (owner[wrong % count] != owner[twins[~right]]),
+            }
+            kind = max(kinds, key=lambda name: int(kinds[name].sum()))
             what = f"{100 * (1 - share):.1f}% of the rows of state {place} are nearest to {kind}, not to their twin"
-            cause = (
-                "states are stored in another order than asked for"
-                if kind.startswith("a neigh")
-                else "rows are given to the wrong request (sliced by order of arrival instead of by request id)"
-            )
-            findings.append(Finding(check="identity", what=what, cause=cause))
+            findings.append(Finding(check="identity", what=what, cause=IDENTITY_CAUSES[kind]))
     return findings, least
 
 
@@ -171,6 +194,8 @@ def check_same(
     """
     findings, errors = [], []
     exact = first.dtype is torch.float32
+    if not len(first):
+        return [], []
     for place, limit in enumerate(apart):
         each = relative(first[:, place], second[:, place])
         error = float(each.max() if exact else each.median())
@@ -211,7 +236,7 @@ def check_boundaries(
             cause = (
                 "layer ids counted by another convention: ids of layer outputs are one less than boundaries"
                 if abs(shift) == 1
-                else "states are stored in another order than asked for"
+                else ORDER_CAUSE
             )
             findings.append(Finding(check="boundary", what=what, cause=cause))
     return findings, errors

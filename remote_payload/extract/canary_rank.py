@@ -6,11 +6,14 @@ Every rank judges its own states: they are too large to be sent to the driver, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from remote_payload.extract.canary import (
+    CHUNK_CAUSE,
+    PREFIX_CAUSE,
     Finding,
     Pass,
     Report,
@@ -21,7 +24,6 @@ from remote_payload.extract.canary import (
     check_same,
     distances_apart,
     logit_noise,
-    unshared,
 )
 from remote_payload.extract.collect import Step
 from remote_payload.extract.errors import CaptureError
@@ -33,7 +35,6 @@ Answers = tuple[list[int], list[float]]
 SINGLE, BATCH, CHUNKED, REFERENCE = "single", "batch", "chunked", "reference"
 
 BATCH_CAUSE = "rows depend on what else is in the batch: a broken kernel, or another request's rows"
-CHUNK_CAUSE = "chunks of a prompt are put together in the wrong order, or a chunk does not see the earlier ones"
 
 
 class CanaryRank:
@@ -70,6 +71,10 @@ class CanaryRank:
             block = torch.stack([state[row : row + part.count] for state in rows], dim=1)
             self._passes[self.recording].add(part.request.index, part.start, block.cpu())
 
+    def fail(self, error: CaptureError) -> None:
+        """Note rows that a step left out; the run ends with the judgement."""
+        self._broken.append(Finding(check="positions", what=str(error), cause=PREFIX_CAUSE))
+
     def keep_reference(self, step: Step, offsets: dict[str, int], recorded: dict[int, torch.Tensor]) -> None:
         """Keep hooked rows, neighbours of the stored boundaries among them."""
         for part in step.segments:
@@ -79,9 +84,17 @@ class CanaryRank:
                 self._hooked.setdefault(boundary, Pass()).add(part.request.index, part.start, block)
 
     def judge(
-        self, prompts: Sequence[Sequence[int]], *, reference_prompts: int, values: bool, device: torch.device
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        reference_prompts: int,
+        values: bool,
+        batch_cause: str,
+        device: torch.device,
     ) -> Report:
         """Check the passes; `values` False (dummy weights) leaves only the hard checks.
+
+        `batch_cause`: what is known to make rows depend on the batch on this machine, "" if nothing is.
 
         Where the hard checks hold on every rank, `lead_to_tokens` is to follow; the rows are kept for it.
         """
@@ -96,9 +109,11 @@ class CanaryRank:
         elif not report.findings:
             report.sound = True
             rows = {name: p.rows(numbers).to(device) for name, p in captured.items()}
-            self._compare(report, rows, prompts)
+            self._compare(report, rows, prompts, batch_cause or BATCH_CAUSE)
             first = range(reference_prompts)
-            neighbours = {b: p.rows(first)[:, 0].to(device) for b, p in self._hooked.items()}
+            # Hooks see the last state before the norm; behind the norm, the engine's tokens are its proof.
+            normed = self._settings.layers if self._settings.final_norm else None
+            neighbours = {b: p.rows(first)[:, 0].to(device) for b, p in self._hooked.items() if b != normed}
             count = sum(len(prompts[number]) for number in first)
             found, errors = check_boundaries(rows[BATCH][:count], neighbours, self._settings.boundaries)
             report.findings += found
@@ -108,7 +123,7 @@ class CanaryRank:
     def lead_to_tokens(
         self, prompts: Sequence[Sequence[int]], answers: Mapping[str, Answers], head: Head, device: torch.device
     ) -> Report:
-        """Hold the final state against the engine's own `answers` of each pass. Collective: all ranks must call it."""
+        """Hold the final state against the engine's own `answers`. Collective: all ranks must call it."""
         report = Report()
         if self._settings.layers not in self._settings.boundaries:
             report.notes.append("the last boundary is not captured: it is not held against the engine's own tokens")
@@ -129,21 +144,31 @@ class CanaryRank:
     def forget(self) -> None:
         self._passes, self._hooked, self._broken = {}, {}, []
 
-    def _compare(self, report: Report, rows: dict[str, torch.Tensor], prompts: Sequence[Sequence[int]]) -> None:
-        single, batch = rows[SINGLE], rows[BATCH]
-        own = torch.tensor(unshared(prompts), device=batch.device)
-        found, share = check_identity(batch, single, own)
+    def _compare(
+        self, report: Report, rows: dict[str, torch.Tensor], prompts: Sequence[Sequence[int]], cause: str
+    ) -> None:
+        single = rows[SINGLE]
+        found, share = check_identity(rows[BATCH], single, prompts)
         report.findings += found
         report.figures["identity"] = share
         apart = distances_apart(single)
         report.figures["apart"] = apart
-        comparisons = [("batch against single", batch, BATCH_CAUSE)]
-        if CHUNKED in rows:
-            comparisons.append(("chunked against whole", rows[CHUNKED], CHUNK_CAUSE))
-        for name, other, cause in comparisons:
-            differences, errors = check_same(other, single, name=name, cause=cause, apart=apart)
+        # A batch may cut prompts by itself; only those that it left whole compare batch and single alone.
+        uncut = self._whole(BATCH, prompts).to(single.device)
+        chunked = rows.get(CHUNKED, rows[BATCH])
+        cut = (~self._whole(CHUNKED if CHUNKED in rows else BATCH, prompts)).to(single.device)
+        for name, other, mask, why in (
+            ("batch against single", rows[BATCH], uncut, cause),
+            ("chunked against whole", chunked, cut, CHUNK_CAUSE),
+        ):
+            differences, errors = check_same(other[mask], single[mask], name=name, cause=why, apart=apart)
             report.findings += differences
             report.figures[name] = errors
+
+    def _whole(self, name: str, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return, for every row, whether its prompt was computed in one step of the pass."""
+        cut = set(self._passes[name].cut())
+        return torch.tensor([number not in cut for number, ids in enumerate(prompts) for _ in ids])
 
 
 class Head:
@@ -160,7 +185,8 @@ class Head:
         once = self._norm(states.clone())
         # What would fit if the state were not where it is said to be names the cause.
         ways = {"expected": states, "without": once} if normed else {"expected": once, "again": states}
-        found = {name: self._model.compute_logits(way.contiguous()) for name, way in ways.items()}
+        compute: Any = self._model.compute_logits
+        found = {name: compute(way.contiguous()) for name, way in ways.items()}
         return None if any(logits is None for logits in found.values()) else found
 
 

@@ -5,16 +5,20 @@ The passes use the very path that captures the samples, so they cost a load noth
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from remote_payload.extract.canary import Finding
+from remote_payload.extract.canary import Finding, folded
 from remote_payload.extract.canary_rank import BATCH, CHUNKED, REFERENCE, SINGLE
 from remote_payload.extract.collect import PROBE_KEY
 from remote_payload.extract.dataset import Sample
 from remote_payload.extract.errors import CaptureError
+from remote_payload.extract.settings import CANARY, Job, ModelFacts
+from remote_payload.host.files import write_json
+from remote_payload.host.journal import EventWriter
 
 PROMPTS = 32
 """Enough for "31 of 32" to mean something, few enough to take seconds."""
@@ -105,7 +109,7 @@ class Canary:
         self._llm.collective_rpc("ctl_canary_forget")
         findings = [Finding(**finding) for report in reports for finding in report["findings"]]
         if findings:
-            raise CanaryError(sorted(set(findings), key=findings.index), when)
+            raise CanaryError(folded(list(dict.fromkeys(findings))), when)
         return {
             "prompts": len(self._prompts),
             "tokens": sum(map(len, self._prompts)),
@@ -136,5 +140,61 @@ class Canary:
         self._llm.collective_rpc("ctl_canary_begin", args=(name,))
 
     def _end(self) -> list[int]:
+        """Return the short prompts that were cut; the long one may have to be, in every pass alike."""
         cut: list[int] = self._llm.collective_rpc("ctl_canary_end")[0]
-        return cut
+        return [number for number in cut if number < len(self._prompts) - 1]
+
+
+class CanaryGuard:
+    """Runs the canary at the start and at the end of a job, and writes RUN/canary.json for the summary."""
+
+    def __init__(
+        self,
+        llm: Any,
+        generate: Generate,
+        job: Job,
+        facts: ModelFacts,
+        samples: Iterable[Sample],
+        events: EventWriter,
+    ) -> None:
+        """Raises CaptureError if this vLLM does not tell the size of its steps."""
+        self._path, self._events = os.path.join(job.paths.folder, CANARY), events
+        self._values = job.spec["engine"].get("load_format") != "dummy"
+        self._record: dict[str, Any] = {"enabled": bool(job.spec.get("canary", True))}
+        if not self._record["enabled"]:
+            text = "the canary is switched off: nothing proves that the states are those of the model"
+            events.emit("notice", level="warn", code="canary-off", text=text)
+            write_json(self._path, self._record)
+            return
+        longest = min(job.spec["max_seq_len"], limit_of(llm, "model_config", "max_model_len") - 1)
+        prompts = choose_prompts(samples, longest=longest, vocabulary=facts.vocabulary)
+        budget = limit_of(llm, "scheduler_config", "max_num_batched_tokens")
+        self._canary = Canary(llm, generate, prompts, budget=budget, longest=longest)
+
+    def check(self, when: str) -> None:
+        """Run the canary unless it is switched off. Raises CanaryError, after a `problem` event for each finding."""
+        if not self._record["enabled"]:
+            return
+        try:
+            self._record[when] = self._canary.run(when, values=self._values)
+        except CanaryError as error:
+            self._record[when] = {"problems": error.problems()}
+            for problem in error.problems():
+                self._events.emit("problem", **problem)
+            raise
+        finally:
+            write_json(self._path, self._record)
+        for note in self._record[when]["notes"]:
+            self._events.emit("notice", level="warn", code="canary-note", text=note)
+
+
+def limit_of(llm: Any, section: str, name: str) -> int:
+    """Return a number of the engine's configuration. Raises CaptureError if this vLLM keeps it elsewhere."""
+    import vllm
+
+    value = llm
+    for step in ("llm_engine", "vllm_config", section, name):
+        value = getattr(value, step, None)
+    if not isinstance(value, int):
+        raise CaptureError(f"vLLM {vllm.__version__} has no llm_engine.vllm_config.{section}.{name}")
+    return value

@@ -1,8 +1,8 @@
 """The extraction job: data set -> token ids -> vLLM -> sample files. Run as a module by the supervisor.
 
 Phases, each an event with its seconds: `data` (render and check every sample), `load` (engine start and probe),
-`capture` (prefill), `drain` (wait for the writers). Exit code 0: every sample is written; 2: the plan cannot be
-(nothing was loaded); 1: anything else, with an `exception` event.
+`canary`, `capture` (prefill), `drain` (wait for the writers), `canary-end`. Exit code 0: every sample is written; 2:
+the plan cannot be (nothing was loaded); 3: the canary failed; 1: anything else, with an `exception` event.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from remote_payload.extract.canary_run import CanaryError, CanaryGuard, Generate
 from remote_payload.extract.collect import INDEX_KEY, PROBE_KEY, SPANS_KEY
 from remote_payload.extract.dataset import Sample, Samples, Skip, read_samples
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
 from remote_payload.extract.progress import Counts, Progress
 from remote_payload.extract.resume import kept_record, sweep
 from remote_payload.extract.settings import (
+    CANARY_EXIT,
     CONFIG_EXIT,
     MANIFEST,
     CaptureSettings,
@@ -58,6 +60,7 @@ class Extraction:
         self._job, self._events = job, events
         self._ledger = Journal(os.path.join(job.paths.ledger, "driver.jsonl"))
         self._skips: Counter[str] = Counter()
+        self._repairs: list[str] = []  # what the worker found broken in this vLLM and put right
 
     def run(self) -> None:
         """Raises ConfigError before anything is loaded, and whatever vLLM or the capture raises later."""
@@ -73,6 +76,9 @@ class Extraction:
             with self._phase("load"):
                 llm = self._load(arguments)
                 path = self._choose_path(llm, settings, pending)
+                guard = CanaryGuard(llm, _answers_of(llm), self._job, facts, pending, self._events)
+            with self._phase("canary"):
+                guard.check("start")
         self._write_manifest(samples, settings, facts, path)
         skipped = sum(count for code, count in self._skips.items() if code != "truncated")
         progress = Progress(self._events, self._job.paths.ledger, total=len(samples), skipped=skipped, kept=kept)
@@ -83,6 +89,8 @@ class Extraction:
                         _prefill(llm, window)
                 with self._phase("drain"):
                     llm.collective_rpc("ctl_drain")
+                with self._phase("canary-end"):
+                    guard.check("end")
         if progress.done != len(samples):
             raise CaptureError(f"{progress.done} of {len(samples)} samples are on disk after the last writer ended")
 
@@ -151,6 +159,7 @@ class Extraction:
         """
         prompts = [sample.token_ids[:PROBE_TOKENS] for sample, _ in zip(samples, range(PROBE_PROMPTS), strict=False)]
         facts = llm.collective_rpc("ctl_facts")
+        self._repairs = list(facts[0]["repairs"])
         native = all(rank["native"] for rank in facts)
         for kind in ("native", "hooks") if native else ("hooks",):
             llm.collective_rpc("ctl_probe", args=(kind,))
@@ -190,7 +199,7 @@ class Extraction:
                 "expected": len(samples), "tokens": samples.tokens, "records": samples.indexes[-1] + 1,
                 "skipped": dict(self._skips), "boundaries": list(settings.boundaries), "num_layers": facts.layers,
                 "hidden": facts.hidden, "final_norm": settings.final_norm, "capture_path": path,
-                "token_lengths": samples.histogram(), "versions": versions,
+                "token_lengths": samples.histogram(), "versions": versions, "repairs": self._repairs,
             },
         )  # fmt: skip
 
@@ -216,11 +225,26 @@ def _prefill(llm: Any, window: list[Sample]) -> None:
     _generate(llm, [sample.token_ids for sample in window], extra)
 
 
-def _generate(llm: Any, prompts: list[list[int]], extra: list[dict[str, Any]]) -> None:
+def _generate(
+    llm: Any, prompts: list[list[int]], extra: list[dict[str, Any]], logprobs: int | None = None
+) -> list[Any]:
     from vllm import SamplingParams
 
-    parameters = [SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, extra_args=keys) for keys in extra]
-    llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
+    parameters = [
+        SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, extra_args=keys, logprobs=logprobs)
+        for keys in extra
+    ]
+    return list(llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False))
+
+
+def _answers_of(llm: Any) -> Generate:
+    """Return what the canary runs prompts with: it needs the engine's own next token and its log probability."""
+
+    def generate(prompts: list[list[int]], extra: list[dict[str, Any]]) -> list[tuple[int, float]]:
+        outputs = [output.outputs[0] for output in _generate(llm, prompts, extra, logprobs=1)]
+        return [(out.token_ids[0], out.logprobs[0][out.token_ids[0]].logprob) for out in outputs]
+
+    return generate
 
 
 def _check_ranks_agree(proofs: Sequence[dict[str, Any]]) -> None:
@@ -246,6 +270,9 @@ def main() -> int:
         ExceptionReporter(events, None).report(error, "config")
         print(f"ctl: {error}", file=sys.stderr)
         return CONFIG_EXIT
+    except CanaryError as error:
+        print(f"ctl: {error}", file=sys.stderr)  # its findings are `problem` events: a traceback would say no more
+        return CANARY_EXIT
     except Exception as error:
         ExceptionReporter(events, None).report(error, "driver")
         raise

@@ -25,6 +25,7 @@ import vllm
 from vllm.platforms import current_platform
 
 from remote_payload.extract import rotary
+from remote_payload.extract.canary_rank import REFERENCE, Answers, CanaryRank, Head, final_norm
 from remote_payload.extract.collect import Collector, Request, Step, row_offsets
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
 from remote_payload.extract.formats import format_named
@@ -64,10 +65,15 @@ class CaptureWorker(Base):
         self._native_places: dict[int, int] = {}
         self._probing: str | None = None
         self._probe = Probe()
+        self._canary = CanaryRank(self._settings)
+        self._repairs: list[str] = []
 
     def init_device(self) -> None:
         super().init_device()
-        if current_platform.is_cpu() and rotary.repair() and self.rank == 0:
+        if not current_platform.is_cpu() or not rotary.repair():
+            return
+        self._repairs.append("cpu-rotary")
+        if self.rank == 0:
             text = "this vLLM's CPU rotary kernel rotates MLA queries wrongly; a corrected call is in its place"
             self._events.emit("notice", level="warn", code="cpu-rotary", text=text)
 
@@ -76,7 +82,7 @@ class CaptureWorker(Base):
         settings, self._model = self._settings, self.model_runner.get_model()
         self._eager = Eager(self._model)
         hidden = self.model_config.get_hidden_size()
-        layers = decoder_layers(self._model, settings.layers)
+        self._layers = layers = decoder_layers(self._model, settings.layers)
         hooked = set(settings.boundaries) - ({settings.layers} if settings.final_norm else set())
         self._hooks = LayerHooks(layers, sorted(hooked), hidden)
         near = {b + d for b in hooked for d in (-1, 0, 1) if 0 < b + d <= settings.layers} | hooked
@@ -98,19 +104,30 @@ class CaptureWorker(Base):
     @torch.inference_mode()
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._store.check()
-        step = self._collector.begin(scheduler_output)
+        try:
+            step = self._collector.begin(scheduler_output)
+        except CaptureError as error:
+            if not self._canary.recording:
+                raise
+            self._canary.fail(error)
+            step = Step()
         for request in step.restarted:
             if request.sink is not None:
                 self._store.discard(request.sink)
                 request.sink = None
         if not step.segments:
             return super().execute_model(scheduler_output, *args, **kwargs)
-        hooks = self._probe_hooks if self._probing == "hooks" else self._hooks
+        reference = self._canary.recording == REFERENCE
+        hooks = self._probe_hooks if reference or self._probing == "hooks" else self._hooks
         with hooks.recording() as recorded:
             output = super().execute_model(scheduler_output, *args, **kwargs)
         rows = scheduler_output.total_num_scheduled_tokens
         offsets = row_offsets(self._batch_order(), scheduler_output.num_scheduled_tokens)
-        if self._probing:
+        if reference:
+            self._canary.keep_reference(step, offsets, recorded)
+        elif self._canary.recording:
+            self._canary.keep(step, offsets, lambda: self._states(recorded, rows))
+        elif self._probing:
             self._keep_probes(step, offsets, self._probe_states(recorded))
         else:
             self._keep_samples(step, offsets, self._states(recorded, rows))
@@ -119,7 +136,10 @@ class CaptureWorker(Base):
     # ------------------------------------------------------------- called by the driver, by name
 
     def ctl_facts(self) -> dict[str, Any]:
-        return {"rank": self.rank, "native": self._native is not None, "compiled": not self._eager.always}
+        return {
+            "rank": self.rank, "native": self._native is not None, "compiled": not self._eager.always,
+            "repairs": self._repairs,
+        }  # fmt: skip
 
     def ctl_probe(self, kind: str) -> None:
         """Treat the next requests as probe prompts, `kind` "native" or "hooks"."""
@@ -165,6 +185,41 @@ class CaptureWorker(Base):
             self._eager.set(False)
             self._path = "native"
         return self._path
+
+    def ctl_canary_begin(self, name: str) -> None:
+        """Treat the next requests as canary prompts of pass `name`; the reference pass runs eagerly with hooks."""
+        if name == REFERENCE:
+            self._hooks.remove()
+            self._eager.set(True)
+            self._probe_hooks.install()
+        self._canary.begin(name)
+
+    def ctl_canary_end(self) -> list[int]:
+        """End the pass and return the prompts that took several steps."""
+        if self._canary.recording == REFERENCE:
+            self._probe_hooks.remove()
+            self._eager.set(self._path != "native")
+            if self._path != "native":
+                self._hooks.install()
+        return self._canary.cut()
+
+    def ctl_canary_judge(
+        self, prompts: Sequence[Sequence[int]], reference_prompts: int, values: bool
+    ) -> dict[str, Any]:
+        cause = rotary.CAUSE if current_platform.is_cpu() and rotary.broken() else ""
+        report = self._canary.judge(
+            prompts, reference_prompts=reference_prompts, values=values, batch_cause=cause, device=self.device
+        )
+        return report.to_dict()
+
+    @torch.inference_mode()
+    def ctl_canary_tokens(self, prompts: Sequence[Sequence[int]], answers: dict[str, Answers]) -> dict[str, Any]:
+        """Lead the final state to tokens; a collective operation."""
+        head = Head(self._model, final_norm(self._layers, self._model))
+        return self._canary.lead_to_tokens(prompts, answers, head, self.device).to_dict()
+
+    def ctl_canary_forget(self) -> None:
+        self._canary.forget()
 
     def ctl_drain(self) -> None:
         """Return when every sample is on disk and in the ledger. Raises the error of a failed write."""

