@@ -54,11 +54,21 @@ def plan_extract(workspace: Workspace, host: str | None, playbook: str | None, o
 
     Raises UsageError, ConfigError.
     """
+    return _planned(planner.make_plan, workspace, host, playbook, overrides)
+
+
+def plan_rehearsal(workspace: Workspace, host: str | None, playbook: str | None, overrides: Overrides) -> Intention:
+    """Plan only the rehearsal of an extraction, without connecting. Raises UsageError, ConfigError."""
+    return _planned(planner.make_rehearsal_plan, workspace, host, playbook, overrides)
+
+
+def _planned(
+    make: Callable[..., Plan], workspace: Workspace, host: str | None, playbook: str | None, overrides: Overrides
+) -> Intention:
     target = workspace.config.host(host)
     chosen = workspace.playbook(playbook, target)
-    plan = planner.make_plan(target, chosen, **_stamp(), overrides=overrides)
     return Intention(
-        plan=plan,
+        plan=make(target, chosen, **_stamp(), overrides=overrides),
         host=target,
         playbook=chosen,
         secret_values=workspace.secret_values(target, chosen),

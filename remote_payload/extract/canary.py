@@ -123,10 +123,7 @@ def check_rows(given: Pass, prompts: Sequence[Sequence[int]], states: int, name:
         found = {int(block.shape[1]) for _, block in parts}
         if found - {states}:
             what = f"{name}: {min(found)} states came instead of {states}"
-            cause = (
-                "vLLM drops the last boundary on DeepSeek, Kimi and GLM before 0.28" if min(found) < states else ""
-            )
-            return [Finding(check="states", what=what, cause=cause)]
+            return [Finding(check="states", what=what, cause=DROPPED_CAUSE if min(found) < states else "")]
         covered = sorted(p for start, block in parts for p in range(start, start + block.shape[0]))
         if covered != list(range(len(ids))):
             lost = sorted(set(range(len(ids))) - set(covered))

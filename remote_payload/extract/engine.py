@@ -1,8 +1,9 @@
 """The extraction job: data set -> token ids -> vLLM -> sample files. Run as a module by the supervisor.
 
-Phases, each an event with its seconds: `data` (render and check every sample), `load` (engine start and probe),
-`canary`, `capture` (prefill), `drain` (wait for the writers), `canary-end`. Exit code 0: every sample is written; 2:
-the plan cannot be (nothing was loaded); 3: the canary failed; 1: anything else, with an `exception` event.
+Phases, each an event with its seconds: `data` (render and check every sample), `load` (engine start), `probe` (its
+first steps), `canary`, `capture` (prefill), `drain` (wait for the writers), `canary-end`. Exit code 0: every sample
+is written; 2: the plan cannot be (nothing was loaded); 3: the canary failed; 1: anything else, with an `exception`
+event.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class Extraction:
         if len(pending):
             with self._phase("load"):
                 llm = self._load(arguments)
+            with self._phase("probe"):
                 path = self._choose_path(llm, settings, pending)
                 guard = CanaryGuard(llm, _answers_of(llm), self._job, facts, pending, self._events)
             with self._phase("canary"):

@@ -17,6 +17,9 @@ MANIFEST = "extract.json"
 CANARY = "canary.json"
 """In the run folder, written by the driver: what the canary measured; part of the summary."""
 
+REHEARSAL = "rehearsal.json"
+"""In the run folder: what the rehearsal proved, and what it cannot prove; part of the summary."""
+
 CONFIG_KEY = "ctl_capture"
 """Our entry in vLLM's `additional_config`, which its compile-cache hash covers."""
 

@@ -24,7 +24,7 @@ import torch
 import vllm
 from vllm.platforms import current_platform
 
-from remote_payload.extract import rotary
+from remote_payload.extract import rotary, versions
 from remote_payload.extract.canary_rank import REFERENCE, Answers, CanaryRank, Head, final_norm
 from remote_payload.extract.collect import Collector, Request, Step, row_offsets
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
@@ -35,10 +35,7 @@ from remote_payload.extract.settings import CONFIG_KEY, CaptureSettings, load_jo
 from remote_payload.extract.store import Buffer, SampleStore
 from remote_payload.host.journal import EventWriter, Journal
 
-if current_platform.is_cpu():
-    from vllm.v1.worker.cpu_worker import CPUWorker as Base
-else:
-    from vllm.v1.worker.gpu_worker import Worker as Base
+Base: Any = versions.worker_class(current_platform.is_cpu())
 
 CONVENTION = (
     "boundary b = decoder layers completed: 0 = embeddings, num_layers = after the last, before the final norm"
@@ -55,7 +52,9 @@ class CaptureWorker(Base):
         self._events = EventWriter(self._job.paths.events, f"rank-{rank}", self._job.run_id, self._job.host)
         self._reporter = ExceptionReporter(self._events, rank)
         try:
+            versions.require(Base, versions.WORKER_METHODS, f"the worker class {Base.__name__}")
             super().__init__(*args, **kwargs)
+            versions.require(self, versions.WORKER_ATTRIBUTES, f"the worker class {Base.__name__}")
             self._settings = CaptureSettings.from_dict(self.vllm_config.additional_config[CONFIG_KEY])
         except Exception as error:
             self._reporter.report(error, "__init__")
@@ -67,6 +66,7 @@ class CaptureWorker(Base):
         self._probe = Probe()
         self._canary = CanaryRank(self._settings)
         self._repairs: list[str] = []
+        self._step_checked = False
 
     def init_device(self) -> None:
         super().init_device()
@@ -79,7 +79,9 @@ class CaptureWorker(Base):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
+        versions.require(self.model_runner, versions.RUNNER, f"the runner {type(self.model_runner).__name__}")
         settings, self._model = self._settings, self.model_runner.get_model()
+        versions.require(self._model, versions.MODEL, f"the model class {type(self._model).__name__}")
         self._eager = Eager(self._model)
         hidden = self.model_config.get_hidden_size()
         self._layers = layers = decoder_layers(self._model, settings.layers)
@@ -104,6 +106,9 @@ class CaptureWorker(Base):
     @torch.inference_mode()
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._store.check()
+        if not self._step_checked:
+            versions.require_step(scheduler_output)
+            self._step_checked = bool(scheduler_output.scheduled_new_reqs)
         try:
             step = self._collector.begin(scheduler_output)
         except CaptureError as error:

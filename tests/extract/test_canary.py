@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support import faults
-from support.extraction import REPOSITORY, Run, execute_module, make_run
+from support.extraction import REPOSITORY, Run, execute, execute_module, make_run
 
 MAX_LENGTH = 300
 
@@ -71,7 +71,7 @@ def test_a_seeded_fault_is_stopped(session: dict[str, Any], fault: str, code: st
 
 @pytest.mark.engine
 def test_kimi_without_the_rotary_repair_is_stopped_before_the_first_sample(start: Any) -> None:
-    run: Run = start("kimi-k25-tiny", fault=faults.NO_ROTARY_REPAIR)
+    run: Run = start("kimi-k25-tiny", fault=faults.NO_ROTARY_REPAIR, canary=True)
     assert run.code == 3, run.log[-4000:]
     assert not run.ledger()
     problems = {event["code"]: event for event in run.events("problem")}
@@ -81,3 +81,26 @@ def test_kimi_without_the_rotary_repair_is_stopped_before_the_first_sample(start
     recorded = json.loads((run.folder / "canary.json").read_text())
     assert recorded["enabled"] is True
     assert recorded["start"]["problems"]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("fixture", ["qwen_native", "qwen_chunked", "kimi_native"])
+def test_the_canary_runs_at_both_ends_and_is_in_the_summary(request: pytest.FixtureRequest, fixture: str) -> None:
+    run: Run = request.getfixturevalue(fixture)
+    assert run.code == 0, run.log[-4000:]
+    execute(run, "summarize")
+    document = json.loads((run.folder / "verify.json").read_text())
+    assert document["canary"]["enabled"] is True
+    for when in ("start", "end"):
+        assert document["canary"][when]["figures"]["identity"] >= 0.99
+        assert document["canary"][when]["figures"]["logits"] == 1.0
+        assert document["canary"][when]["notes"] == []
+    assert document["repairs"] == (["cpu-rotary"] if fixture == "kimi_native" else [])
+
+
+@pytest.mark.engine
+def test_a_run_without_a_canary_says_so(deepseek_hidden: Run) -> None:
+    assert [event["code"] for event in deepseek_hidden.events("notice")].count("canary-off") == 1
+    execute(deepseek_hidden, "summarize")
+    document = json.loads((deepseek_hidden.folder / "verify.json").read_text())
+    assert document["canary"] == {"enabled": False}
