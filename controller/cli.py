@@ -16,7 +16,8 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
-from controller.core.errors import CtlError, ExitCode
+from controller import completion
+from controller.core.errors import CtlError, ExitCode, UsageError
 
 P = ParamSpec("P")
 
@@ -34,16 +35,29 @@ app.add_typer(config_app, name="config", rich_help_panel="Look")
 
 HostOption = Annotated[
     str | None,
-    typer.Option("--host", "-H", envvar="CTL_HOST", help="A name or address of hosts.toml, or an ssh alias."),
+    typer.Option(
+        "--host",
+        "-H",
+        envvar="CTL_HOST",
+        help="A name or address of hosts.toml, or an ssh alias.",
+        autocompletion=completion.hosts,
+    ),
 ]
 PlaybookOption = Annotated[
     str | None,
     typer.Option(
-        "--playbook", "-p", envvar="CTL_PLAYBOOK", help="A name below playbooks/, or a path to a .toml file."
+        "--playbook",
+        "-p",
+        envvar="CTL_PLAYBOOK",
+        help="A name below playbooks/, or a path to a .toml file.",
+        autocompletion=completion.playbooks,
     ),
 ]
 RunArgument = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="A run id, or a part of it; default: the last.")
+    str | None,
+    typer.Argument(
+        metavar="[RUN]", help="A run id, or a part of it; default: the last.", autocompletion=completion.runs
+    ),
 ]
 LastOption = Annotated[bool, typer.Option("--last", help="The last launched run.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
@@ -344,6 +358,23 @@ def hosts(as_json: JsonOption = False, verbose: VerboseOption = False) -> None:
     from controller import commands
 
     commands.hosts(as_json=as_json)
+
+
+@command("help", panel="Look", epilog="Example: ctl help exit-codes")
+def help_topic(
+    topic: Annotated[str | None, typer.Argument(help="What to explain.", autocompletion=completion.topics)] = None,
+    verbose: VerboseOption = False,
+) -> None:
+    """Explain what belongs to no single verb: exit-codes, environment, json, boundaries."""
+    from controller.core.suggest import did_you_mean
+    from controller.topics import TOPICS
+
+    if topic is None:
+        print("topics: " + ", ".join(TOPICS))
+        return
+    if topic not in TOPICS:
+        raise UsageError(f"no topic `{topic}`", fix=did_you_mean(topic, TOPICS, kind="topics"))
+    print(TOPICS[topic], end="")
 
 
 def config_show(as_json: JsonOption = False, verbose: VerboseOption = False) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 
 from controller import history
 from controller.core import planner
-from controller.core.errors import CtlError, RefusedError, UsageError
+from controller.core.errors import CtlError, LaunchUnknown, RefusedError, UsageError
 from controller.core.model import Host, Overrides, Playbook
 from controller.payload import load_payload
 from controller.run import Run, Sink, load_plan
@@ -138,7 +138,9 @@ def launch(intention: Intention, *, sinks: Sequence[Sink] = (), ask: Ask | None 
             # From here on the host may hold the run, whatever happens to us.
             folder.write_local(status="unknown")
             launch_stage.run(ctx, plan, intention.secret_values)
-        except RefusedError:
+        except LaunchUnknown:
+            raise
+        except (CtlError, KeyboardInterrupt):
             folder.write_local(status="refused")
             raise
         folder.write_local(status="launched")

@@ -27,6 +27,9 @@ START_TIMEOUT_S = 75.0
 
 RETRY_PAUSE_S = 1.0
 
+_UNDECIDED = frozenset({"start-timeout", "start-busy"})
+"""Answers of the host that say only that the launch is still under way."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOutcome:
@@ -48,9 +51,7 @@ def run(
     request = {"nonce": nonce, "workdir": plan["host"]["workdir"]}
     body = json.dumps({"plan": plan, "secrets": dict(secret_values)}).encode()
     try:
-        confirmation = _start(ctx, request, body, nonce, started + patience_s)
-        if confirmation is None:
-            confirmation = _cancel(ctx, plan)
+        confirmation = _settle(ctx, plan, request, body, nonce, started + patience_s)
         _check(confirmation)
     except CtlError as error:
         ctx.emit("stage", name="launch", status="failed", text=error.what)
@@ -58,6 +59,33 @@ def run(
     seconds = time.monotonic() - started
     ctx.emit("stage", name="launch", status="done", text="supervisor confirmed", seconds=round(seconds, 3))
     return LaunchOutcome(confirmation=confirmation, seconds=seconds)
+
+
+def _settle(
+    ctx: Context, plan: Plan, request: dict[str, Any], body: bytes, nonce: str, deadline: float
+) -> Confirmation:
+    """Return the host's word: an answer to the start, or to the cancel that follows when there was none.
+
+    Raises KeyboardInterrupt if the user gave up in time; if the run is held already, it only sets `ctx.cancel`, so
+    that the watch detaches at once.
+    """
+    try:
+        confirmation = _start(ctx, request, body, nonce, deadline)
+    except KeyboardInterrupt:
+        confirmation = _cancel(ctx, plan)
+        if confirmation["outcome"] == "cancelled":
+            raise
+        ctx.cancel.set()
+        return confirmation
+    if confirmation is None:
+        confirmation = _cancel(ctx, plan)
+        if confirmation["outcome"] == "cancelled":
+            raise ConnectionFailed(
+                "the launch was given up, and nothing was started",
+                why="the host did not answer in time; the cancel is on its disk and a late start obeys it",
+                fix="run the same command again",
+            )
+    return confirmation
 
 
 def _start(ctx: Context, request: dict[str, Any], body: bytes, nonce: str, deadline: float) -> Confirmation | None:
@@ -73,12 +101,15 @@ def _start(ctx: Context, request: dict[str, Any], body: bytes, nonce: str, deadl
         confirmation = parse_confirmation(done.stdout, nonce)
         if confirmation is not None:
             return confirmation
-        raise host_error("start", done.code, done.stdout, done.stderr)
+        refusal = host_error("start", done.code, done.stdout, done.stderr)
+        if refusal.code not in _UNDECIDED:
+            raise refusal
+        ctx.emit("contact", status="connected", text=f"launch not confirmed yet: {refusal.what}")
     return None
 
 
 def _cancel(ctx: Context, plan: Plan) -> Confirmation:
-    """Deny the launch on the host, or learn that it happened after all."""
+    """Deny the launch on the host ("cancelled"), or learn that it happened after all ("exists")."""
     run_id = plan["run_id"]
     request = {"workdir": plan["host"]["workdir"], "run_id": run_id, "reason": "the controller gave up"}
     try:
@@ -90,13 +121,7 @@ def _cancel(ctx: Context, plan: Plan) -> Confirmation:
             fix=f"when the host answers again: `ctl attach {run_id}` (it may be running) or `ctl stop {run_id}`",
             data={"run_id": run_id},
         ) from error
-    if answer["outcome"] == "exists":
-        return Confirmation(nonce="", outcome="exists", run=answer["run"], result=None, detail=None)
-    raise ConnectionFailed(
-        "the launch was given up, and nothing was started",
-        why="the host did not answer in time; the cancel is on its disk and a late start obeys it",
-        fix="run the same command again",
-    )
+    return Confirmation(nonce="", outcome=answer["outcome"], run=answer["run"], result=None, detail=None)
 
 
 def _check(confirmation: Confirmation) -> None:
