@@ -96,7 +96,7 @@ def verify(paths: RunPaths) -> dict[str, Any]:
         "missing": missing[:LISTED],
         "timings": {"load_s": seconds.get("load"), "extract_s": round(extract_s, 3)},
         "versions": manifest["versions"],
-        "repairs": manifest["repairs"],
+        "repairs": manifest.get("repairs", []),
         "rehearsal": read_json(os.path.join(paths.folder, REHEARSAL)),
         "canary": read_json(os.path.join(paths.folder, CANARY)),
         "problems": _problems(findings, missing),

@@ -78,7 +78,9 @@ def environment(run: Run, **extra: str) -> dict[str, str]:
     return {
         **os.environ, "CTL_RUN_DIR": str(run.folder), "CTL_RUN_ID": RUN_ID, "CTL_HOST": "here", "SPT_NOENV": "1",
         "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind", **extra,
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Tiny models gain nothing from threads, and lose much where others use the cores.
+        "OMP_NUM_THREADS": "1", **extra,
     }  # fmt: skip
 
 
