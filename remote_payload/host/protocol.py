@@ -483,6 +483,8 @@ def check_plan(record: Any) -> Dict[str, Any]:
             argv = step.get("argv")
             if not (isinstance(argv, list) and argv and all(isinstance(word, str) for word in argv)):
                 raise ProtocolError("plan.job.steps[%d] needs a non-empty argv of strings" % number)
+        if step.get("failure", EndReason.JOB_FAILED.value) not in [reason.value for reason in EndReason]:
+            raise ProtocolError("plan.job.steps[%d] has unknown failure %r" % (number, step["failure"]))
     for number, output in enumerate(job["outputs"]):
         check_record(output, {"path": str, "root": str, "stale": str, "adopt": bool}, "plan.job.outputs[%d]" % number)
     return plan
