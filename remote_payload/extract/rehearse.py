@@ -62,7 +62,14 @@ class Rehearsal:
     def run(self) -> None:
         """Raises RehearsalFailedError, ConfigError, BadCheckpointError, OSError."""
         spec = self._job.spec
-        mode, model = spec.get("rehearse", "auto"), model_folder(spec["model"], spec["revision"])
+        mode = spec.get("rehearse", "auto")
+        try:
+            model = model_folder(spec["model"], spec["revision"])
+        except RehearsalFailedError as error:
+            if mode != "auto":
+                raise
+            self._notice("warn", "rehearsal-skipped", f"no rehearsal: {error} yet")
+            return
         size = weight_bytes(model)
         if mode == "auto" and size < AUTO_BYTES:
             text = f"{size / 1e9:.1f} GB of weights load quickly: no rehearsal (from {AUTO_BYTES / 1e9:.0f} GB on)"

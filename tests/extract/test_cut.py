@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from support import reference
 
 from remote_payload.extract.cut import (
     INDEX,
@@ -140,3 +141,20 @@ def test_weights_of_another_kind_are_rehearsed_as_dummies(checkpoint: Path, tmp_
         cut_checkpoint(str(checkpoint), str(tmp_path / "cut"))
     assert dummy_checkpoint(str(checkpoint), str(tmp_path / "dummy")) == (0, 2, 3)
     assert json.loads((tmp_path / "dummy" / "config.json").read_text())["num_hidden_layers"] == 3
+
+
+@pytest.mark.parametrize("name", ["kimi-k25-tiny", "deepseek-v3-tiny", "qwen3-moe-tiny", "mistral-sliding-tiny"])
+def test_a_cut_model_computes_what_the_real_one_does_up_to_there(name: str, model: Any, tmp_path: Path) -> None:
+    """The kept layers are the real model's first ones here, so the states after them must be its states."""
+    cut = cut_checkpoint(str(model(name)), str(tmp_path / "cut"))
+    kept = len(cut.layers)
+    assert cut.layers == tuple(range(kept))
+    assert kept in (2, 3)
+    (shard,) = (tmp_path / "cut").glob("*.safetensors")
+    shard.rename(shard.with_name("model.safetensors"))  # the reference reads one file
+    (tmp_path / "cut" / INDEX).unlink()
+    prompt = list(range(20, 60))
+    small, _ = reference.states(reference.load(tmp_path / "cut", tmp_path / "scratch-cut"), prompt)
+    whole, _ = reference.states(reference.load(model(name), tmp_path / "scratch"), prompt)
+    assert len(small) == kept + 1
+    assert all(reference.relative_error(one, other) == 0 for one, other in zip(small, whole, strict=False))

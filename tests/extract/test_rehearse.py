@@ -93,6 +93,16 @@ def test_small_models_are_not_rehearsed_by_themselves(rehearse: Any, model: Any)
     assert not (run.folder / "rehearsal.json").exists()
 
 
+def test_a_model_that_is_still_to_be_downloaded_is_not_refused_by_itself(rehearse: Any) -> None:
+    run = rehearse(Path("nobody/nothing"), rehearse="auto")
+    assert run.code == 0
+    (notice,) = run.events("notice")
+    assert "not on this host yet" in notice["text"]
+    demanded = rehearse(Path("nobody/nothing"), rehearse="always")
+    assert demanded.code == 1
+    assert "nobody/nothing is not on this host" in problems(demanded)
+
+
 def test_too_small_a_max_model_len_is_caught(rehearse: Any, model: Any) -> None:
     run = rehearse(model("qwen3-tiny"), engine={**ENGINE, "max_model_len": MAX_LENGTH})
     assert run.code == 1
