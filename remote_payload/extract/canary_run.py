@@ -119,19 +119,22 @@ class Canary:
         }
 
     def _cut_prompts(self) -> bool:
-        """Run the batch behind so much else that a step ends within it; return whether one did."""
-        fill = self._budget - sum(map(len, self._prompts)) // 2
-        while fill <= 0:
-            fill += self._budget
-        filler = [self._prompts[-1][0]] * min(fill, self._longest)
-        fillers = [filler] * (fill // len(filler))
-        if fill % len(filler):
-            fillers.append(filler[: fill % len(filler)])
-        self._begin(CHUNKED)
-        extra: list[dict[str, Any]] = [{} for _ in fillers]
-        numbered = [{PROBE_KEY: number} for number in range(len(self._prompts))]
-        self._generate(fillers + self._prompts, extra + numbered)
-        return bool(self._end())
+        """Run the batch behind so much else that a step ends within it; return whether one did.
+
+        Full steps end in the middle of the batch whatever is scheduled first; where a step is short of requests
+        rather than of tokens, long fillers that nearly fill it leave room for half a prompt.
+        """
+        half = sum(map(len, self._prompts)) // 2
+        for fill in ((self._budget - half) % self._budget, self._budget - TOKENS // 2):
+            lengths = [self._longest] * (fill // self._longest) + [fill % self._longest]
+            fillers = [[self._prompts[-1][0]] * length for length in lengths if length > 0]
+            self._begin(CHUNKED)
+            extra: list[dict[str, Any]] = [{} for _ in fillers]
+            numbered = [{PROBE_KEY: number} for number in range(len(self._prompts))]
+            self._generate(fillers + self._prompts, extra + numbered)
+            if self._end():
+                return True
+        return False
 
     def _ask(self, numbers: Sequence[int]) -> list[tuple[int, float]]:
         return self._generate([self._prompts[n] for n in numbers], [{PROBE_KEY: n} for n in numbers])
