@@ -71,6 +71,12 @@ class CanaryRank:
             block = torch.stack([state[row : row + part.count] for state in rows], dim=1)
             self._passes[self.recording].add(part.request.index, part.start, block.cpu())
 
+    def restart(self, prompt: int) -> None:
+        """Forget the rows of a prompt that the engine preempted, as far as the pass under way has them."""
+        if self.recording is not None:
+            for under_way in (self._passes[self.recording], *self._hooked.values()):
+                under_way.pieces.pop(prompt, None)
+
     def fail(self, error: CaptureError) -> None:
         """Note rows that a step left out; the run ends with the judgement."""
         self._broken.append(Finding(check="positions", what=str(error), cause=PREFIX_CAUSE))

@@ -117,6 +117,7 @@ class CaptureWorker(Base):
             self._canary.fail(error)
             step = Step()
         for request in step.restarted:
+            self._canary.restart(request.index)
             if request.sink is not None:
                 self._store.discard(request.sink)
                 request.sink = None

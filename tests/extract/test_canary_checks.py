@@ -24,6 +24,7 @@ from remote_payload.extract.canary_rank import BATCH, CHUNKED, SINGLE, CanaryRan
 from remote_payload.extract.canary_run import LONG_TOKENS, PROMPTS, TOKENS, CanaryError, choose_prompts
 from remote_payload.extract.collect import Request, Segment, Step
 from remote_payload.extract.dataset import Sample
+from remote_payload.extract.errors import CaptureError
 from remote_payload.extract.settings import CaptureSettings
 
 IDS = [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12, 13, 14]]
@@ -202,3 +203,26 @@ def test_dummy_weights_are_said_to_prove_nothing_about_values() -> None:
     report = _judge(_rank(), values=False)
     assert (report.findings, report.sound) == ([], False)
     assert "not proven" in report.notes[0]
+
+
+def test_rows_from_before_a_preemption_are_forgotten() -> None:
+    rank = _rank()
+    rank.restart(0)  # between passes nothing is under way
+    rank.begin(BATCH)
+    for _ in range(2):
+        for number, ids in enumerate(IDS):
+            rank.restart(number)
+            request = Request(request_id="r", index=number, probe=True, token_ids=ids, loss_spans=None)
+            step = Step(segments=[Segment(request=request, start=0, count=len(ids))])
+            first = number * len(IDS[0])
+            states = list(rows()[first : first + len(ids)].unbind(1))
+            rank.keep(step, {"r": 0}, lambda states=states: states)
+    rank.cut()
+    assert _judge(rank).findings == []
+
+
+def test_a_cached_prefix_is_a_finding_and_not_a_crash() -> None:
+    rank = _rank()
+    rank.fail(CaptureError("sample 3: rows 0 to 16 were never computed"))
+    (found,) = _judge(rank).findings
+    assert "prefix caching is on" in found.cause
