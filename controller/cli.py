@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
 import typer
@@ -67,13 +68,18 @@ ProgressOption = Annotated[
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show ctl's own traceback on an error.")]
 StaleOption = Annotated[
-    str | None, typer.Option("--stale", help="Files of an earlier run in the output: fail, clear or quarantine.")
+    str | None,
+    typer.Option("--stale", help="Files of an earlier run in the output: fail, clear, quarantine or resume."),
 ]
 AdoptOption = Annotated[
     bool, typer.Option("--adopt", help="Claim an output folder that holds files without our owner marker.")
 ]
 SamplesOption = Annotated[int | None, typer.Option("--max-samples", min=1, help="Take only the first N samples.")]
 OutputOption = Annotated[str | None, typer.Option("--output", help="The output folder on the host.")]
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option("--allow", metavar="CODE", help="Start in spite of this finding of preflight; may be repeated."),
+]
 CaptureOption = Annotated[
     str | None, typer.Option("--capture", help="auto, hooks (eager, any vLLM) or native (the model's own support).")
 ]
@@ -176,6 +182,7 @@ def extract(
     capture: CaptureOption = None,
     no_canary: CanaryOption = False,
     rehearse: RehearseOption = None,
+    allow: AllowOption = None,
     yes: YesOption = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Same as `ctl plan`.")] = False,
@@ -187,9 +194,17 @@ def extract(
     from controller import commands
 
     intention = commands.plan_extract(
-        host, playbook, stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture,
-        canary=False if no_canary else None, rehearse=rehearse,
-    )  # fmt: skip
+        host,
+        playbook,
+        stale=stale,
+        adopt=adopt,
+        max_samples=max_samples,
+        output=output,
+        capture=capture,
+        canary=False if no_canary else None,
+        rehearse=rehearse,
+        allow=allow or (),
+    )
     if dry_run:
         commands.show_plan(intention, as_json=as_json)
         return ExitCode.OK
@@ -284,13 +299,14 @@ def preflight(
     stale: StaleOption = None,
     adopt: AdoptOption = False,
     output: OutputOption = None,
+    allow: AllowOption = None,
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> ExitCode:
     """Look at a host and say whether the extraction can run there; nothing is changed but the pushed payload."""
     from controller import commands
 
-    intention = commands.plan_extract(host, playbook, stale=stale, adopt=adopt, output=output)
+    intention = commands.plan_extract(host, playbook, stale=stale, adopt=adopt, output=output, allow=allow or ())
     return commands.preflight(intention, as_json=as_json)
 
 
@@ -330,12 +346,27 @@ def logs(
     host: HostOption = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last N lines.")] = None,
+    problem: Annotated[bool, typer.Option("--problem", help="Only the lines around what the run failed of.")] = False,
     verbose: VerboseOption = False,
 ) -> ExitCode:
     """Print the job's raw output, fetching first what is new on the host."""
     from controller import commands
 
-    return commands.logs(None if last else run_id, host, follow=follow, tail=tail)
+    return commands.logs(None if last else run_id, host, follow=follow, tail=tail, problem=problem)
+
+
+@command("triage", panel="Look", epilog="Example: ctl triage vllm.log")
+def triage(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Logs of vLLM, one a process or node, or one run folder.")
+    ],
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Name the cause of a failure from its log, also from one that ctl did not make."""
+    from controller import commands
+
+    return commands.triage(files, as_json=as_json)
 
 
 @command("summary", panel="Look", epilog="Example: ctl summary --last --json")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
-from controller import pipeline
+from controller import diagnosis, pipeline
 from controller.core.errors import ExitCode, RefusedError, UsageError
 from controller.core.intention import describe
 from controller.core.model import Overrides
 from controller.pipeline import Intention
 from controller.run import Run, exit_code
+from controller.ui.clean import text as cleaned
 from controller.ui.stream import choose_view
 from controller.ui.terminal import ask_yes_no, err_console, out_console
 from controller.ui.viewsink import ViewSink
@@ -33,12 +35,13 @@ def plan_extract(
     capture: str | None = None,
     canary: bool | None = None,
     rehearse: str | None = None,
+    allow: Sequence[str] = (),
 ) -> Intention:
     overrides = Overrides(
         stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture, canary=canary,
         rehearse=rehearse,
     )  # fmt: skip
-    return pipeline.plan_extract(load_workspace(), host, playbook, overrides)
+    return pipeline.plan_extract(load_workspace(), host, playbook, overrides, allow=allow)
 
 
 def plan_rehearsal(host: str | None, playbook: str | None, *, capture: str | None = None) -> Intention:
@@ -82,7 +85,7 @@ def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress:
             with view.paused():
                 return ask_yes_no(question)
 
-        run = pipeline.launch(intention, sinks=[sink], ask=ask, confirm=confirm)
+        run = pipeline.launch(intention, sinks=[sink], ask=ask, pause=view.paused, confirm=confirm)
         stack.callback(run.close)
         if detach:
             return _detached(run)
@@ -93,7 +96,12 @@ def attach(run_id: str | None, host: str | None, *, progress: str, as_json: bool
     view = choose_view(sys.stderr, os.environ, progress)
     with ExitStack() as stack:
         stack.enter_context(view)
-        run = pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no)
+
+        def ask(question: str) -> bool:
+            with view.paused():
+                return ask_yes_no(question)
+
+        run = pipeline.open_run(load_workspace(), run_id, host, ask=ask, pause=view.paused)
         stack.callback(run.close)
         run.add_sink(ViewSink(view, run=run.id, host=run.host, title=""))
         return _watch(run, as_json=as_json, view_stack=stack)
@@ -120,15 +128,28 @@ def _report(run: Run, *, as_json: bool) -> ExitCode:
             summary if summary is not None else {"schema_version": 1, "error": error.to_dict() if error else None}
         )
         return exit_code(error)
-    from controller.ui.errors import print_problems
+    from controller.ui.errors import print_problems, print_triage
     from controller.ui.tables import print_summary
 
     if summary is not None:
         print_summary(out_console(), summary)
     if error is not None:
         print_problems((summary or {}).get("problems", []), run.folder.path / "log")
+        cause = _cause(run, summary)
+        if cause:
+            # The error that is raised says the remedy of a known cause, as the last line of all.
+            print_triage(cause, fix=summary is None or not cause["known"])
         raise error
     return ExitCode.OK
+
+
+def _cause(run: Run, summary: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the triage of a failed run; a lost one has no summary, but may have left a log."""
+    if summary is not None:
+        cause: Mapping[str, Any] | None = summary["triage"]
+        return cause
+    found = diagnosis.diagnose_run(run.folder).triage
+    return found.record() if found else None
 
 
 def _detached(run: Run) -> ExitCode:
@@ -176,9 +197,11 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool)
     return ExitCode.OK
 
 
-def logs(run_id: str | None, host: str | None, *, follow: bool, tail: int | None) -> ExitCode:
+def logs(run_id: str | None, host: str | None, *, follow: bool, tail: int | None, problem: bool = False) -> ExitCode:
     """Write raw bytes to stdout: whoever pipes them gets what the job wrote, nothing folded or cleaned."""
     raw = sys.stdout.buffer
+    if problem and (follow or tail is not None):
+        raise UsageError("--problem goes with neither --follow nor --tail", fix="leave one of them out")
 
     class Printer:
         def event(self, event: object) -> None: ...
@@ -197,7 +220,12 @@ def logs(run_id: str | None, host: str | None, *, follow: bool, tail: int | None
             return ExitCode.OK if outcome.ended else ExitCode.DETACHED
         if not run.ended:
             run.watch(follow=False)
-        pieces = run.logs() if tail is None else [_last_lines(run, tail)]
+        pieces: Iterable[bytes]
+        if problem:
+            place, pieces = diagnosis.problem_lines(run.folder)
+            err_console().print(cleaned(place), soft_wrap=True)
+        else:
+            pieces = run.logs() if tail is None else [_last_lines(run, tail)]
         for piece in pieces:
             raw.write(piece)
         raw.flush()
@@ -235,9 +263,31 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
     if as_json:
         _print_json(document)
     else:
+        from controller.ui.errors import print_triage
         from controller.ui.tables import print_summary
 
         print_summary(out_console(), document)
+        if document["triage"]:
+            print_triage(document["triage"], run.folder.path / "log", out_console())
+    return ExitCode.OK
+
+
+def triage(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
+    """Name the cause of a failure that a log shows; also of one that ctl did not make."""
+    found = diagnosis.diagnose_files(paths)
+    cause = found.triage.record() if found.triage else None
+    if as_json:
+        files = [str(path) for path in found.files]
+        _print_json({"schema_version": 1, "files": files, "problem": cause is not None, "triage": cause})
+        return ExitCode.OK
+    from controller.ui.errors import print_failures, print_triage
+
+    console = out_console()
+    if cause is None:
+        console.print("no sign of a failure")
+        return ExitCode.OK
+    print_failures(found.failures, console=console)
+    print_triage(cause, console=console)
     return ExitCode.OK
 
 

@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +31,9 @@ from remote_payload.host.protocol import OwnedOutput, Plan, Stale
 Ask = Callable[[str], bool]
 """Asks a person a yes-or-no question; returns False where there is nobody to ask."""
 
+Pause = Callable[[], AbstractContextManager[None]]
+"""Keeps the terminal free for somebody else's questions while its block runs."""
+
 Confirm = Callable[[Sequence[OwnedOutput], Mapping[str, Mapping[str, Any]]], bool]
 """Shows what clear will delete or move, and asks: the outputs touched, and the host's listing of each by path."""
 
@@ -44,17 +47,21 @@ class Intention:
     playbook: Playbook | None
     secret_values: dict[str, str]
     runs_dir: Path
+    allow: tuple[str, ...] = ()
+    """Codes of findings that this run is started in spite of, besides those of the playbook."""
 
 
 # ---------------------------------------------------------------------------------------------- plan
 
 
-def plan_extract(workspace: Workspace, host: str | None, playbook: str | None, overrides: Overrides) -> Intention:
+def plan_extract(
+    workspace: Workspace, host: str | None, playbook: str | None, overrides: Overrides, *, allow: Sequence[str] = ()
+) -> Intention:
     """Plan an extraction without connecting; None takes the setting or the host's default.
 
     Raises UsageError, ConfigError.
     """
-    return _planned(planner.make_plan, workspace, host, playbook, overrides)
+    return _planned(planner.make_plan, workspace, host, playbook, overrides, allow)
 
 
 def plan_rehearsal(workspace: Workspace, host: str | None, playbook: str | None, overrides: Overrides) -> Intention:
@@ -63,7 +70,12 @@ def plan_rehearsal(workspace: Workspace, host: str | None, playbook: str | None,
 
 
 def _planned(
-    make: Callable[..., Plan], workspace: Workspace, host: str | None, playbook: str | None, overrides: Overrides
+    make: Callable[..., Plan],
+    workspace: Workspace,
+    host: str | None,
+    playbook: str | None,
+    overrides: Overrides,
+    allow: Sequence[str] = (),
 ) -> Intention:
     target = workspace.config.host(host)
     chosen = workspace.playbook(playbook, target)
@@ -72,6 +84,7 @@ def _planned(
         host=target,
         playbook=chosen,
         secret_values=workspace.secret_values(target, chosen),
+        allow=tuple(allow),
         runs_dir=workspace.runs_dir,
     )
 
@@ -112,7 +125,14 @@ def _stamp() -> _Stamp:
 # -------------------------------------------------------------------------------------------- launch
 
 
-def launch(intention: Intention, *, sinks: Sequence[Sink] = (), ask: Ask | None = None, confirm: Confirm) -> Run:
+def launch(
+    intention: Intention,
+    *,
+    sinks: Sequence[Sink] = (),
+    ask: Ask | None = None,
+    pause: Pause = nullcontext,
+    confirm: Confirm,
+) -> Run:
     """Take a plan through connect, push, preflight, confirm and launch; return once the host holds the run.
 
     Raises ConnectionFailed, RefusedError, RemoteFailed; LaunchUnknown if nobody can say whether it was launched.
@@ -122,7 +142,7 @@ def launch(intention: Intention, *, sinks: Sequence[Sink] = (), ask: Ask | None 
     folder.write_plan(plan)
     folder.write_local(host=plan["host"], status="planned")
     with ExitStack() as undo:
-        transport = open_transport(intention.host, ask=ask)
+        transport = open_transport(intention.host, ask=ask, pause=pause)
         undo.callback(transport.close)
         run = Run(folder, transport, plan["host"], plan["payload"], sinks)
         ctx = run.context
@@ -131,7 +151,10 @@ def launch(intention: Intention, *, sinks: Sequence[Sink] = (), ask: Ask | None 
         try:
             preflight_stage.refuse(outcome)
             plan = planner.with_preflight(
-                plan, outcome.outputs, {"push_s": push_s, "preflight_s": round(outcome.seconds, 3)}
+                plan,
+                outcome.outputs,
+                {"push_s": push_s, "preflight_s": round(outcome.seconds, 3)},
+                outcome.allowed,
             )
             _confirm(ctx, plan, outcome.listings, confirm)
             folder.write_plan(plan)
@@ -165,13 +188,13 @@ def _remember(ctx: Context, plan: Plan, folder: RunFolder) -> None:
 
 
 def preflight(ctx: Context, intention: Intention) -> preflight_stage.PreflightOutcome:
-    """Probe and judge the host for an intention; `allow`ed failures of the playbook count as warnings."""
+    """Probe and judge the host for an intention; failures that it or its playbook allows are warnings."""
     limits = intention.playbook.preflight if intention.playbook else None
     expected = preflight_stage.Expectations(
         gpu_name=intention.host.gpu_name,
         bytes_expected=planner.bytes_expected(intention.plan, intention.playbook),
         min_free_bytes=limits.min_free_bytes if limits else None,
-        allow=limits.allow if limits else (),
+        allow=(*(limits.allow if limits else ()), *intention.allow),
     )
     return preflight_stage.run(ctx, intention.plan, expected)
 
@@ -198,6 +221,8 @@ def _connect_and_push(ctx: Context) -> float:
         ctx.emit("stage", name="connect", status="failed", text=error.what)
         raise
     ctx.emit("stage", name="connect", status="done", seconds=round(time.monotonic() - started, 3))
+    if ctx.transport.note:
+        ctx.emit("notice", level="info", code="transport", text=ctx.transport.note)
     pushed = push_stage.run(ctx.transport, ctx.host, emit=ctx.emit)
     return round(pushed.seconds, 3)
 
@@ -206,7 +231,13 @@ def _connect_and_push(ctx: Context) -> float:
 
 
 def open_run(
-    workspace: Workspace, run_id: str | None, host: str | None, *, sinks: Sequence[Sink] = (), ask: Ask | None = None
+    workspace: Workspace,
+    run_id: str | None,
+    host: str | None,
+    *,
+    sinks: Sequence[Sink] = (),
+    ask: Ask | None = None,
+    pause: Pause = nullcontext,
 ) -> Run:
     """Return the handle of an existing run: from its local folder, or from `host` where there is none.
 
@@ -227,7 +258,7 @@ def open_run(
             fix=f"attach anew: `ctl attach {folder.run_id} --host HOST`",
         )  # fmt: skip
     target = workspace.config.host(host or record["name"])
-    return Run(folder, open_transport(target, ask=ask), plan["host"], plan["payload"], sinks)
+    return Run(folder, open_transport(target, ask=ask, pause=pause), plan["host"], plan["payload"], sinks)
 
 
 def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Sink], ask: Ask | None) -> Run:
@@ -264,15 +295,21 @@ def list_runs(ctx: Context) -> dict[str, Any]:
     return ctx.call_json("ps", {"workdir": ctx.host["workdir"], "lease_dir": ctx.host["lease_dir"]})
 
 
-def open_transport(host: Host, *, ask: Ask | None) -> Transport:
-    """Return the transport that the host's configuration asks for, not yet connected."""
-    from controller.transport.ssh import SshTarget, SshTransport  # fabric and paramiko take 250 ms to import
+def open_transport(host: Host, *, ask: Ask | None, pause: Pause = nullcontext) -> Transport:
+    """Return the transport that the host's configuration asks for, not yet connected.
 
-    return SshTransport(
-        SshTarget(host=host.address, port=host.port, user=host.user, ssh_config=host.ssh_config),
-        ask=ask,
-        connect_timeout_s=host.connect_timeout_s,
-    )
+    `pause` is held while `ssh` itself asks a person something on the terminal.
+    """
+    # Imported here: fabric and paramiko take 250 ms.
+    from controller.transport.auto import AutoTransport
+    from controller.transport.openssh import OpensshTransport
+    from controller.transport.ssh import SshTarget, SshTransport
+
+    target = SshTarget(host=host.address, port=host.port, user=host.user, ssh_config=host.ssh_config)
+    if host.transport == "paramiko":
+        return SshTransport(target, ask=ask, connect_timeout_s=host.connect_timeout_s)
+    kind = OpensshTransport if host.transport == "openssh" else AutoTransport
+    return kind(target, ask=ask, pause=pause, connect_timeout_s=host.connect_timeout_s)
 
 
 def _discard(event_type: str, /, **fields: object) -> None:

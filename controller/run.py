@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from controller.core.errors import CtlError, ExitCode, JobFailed, JobStopped, RefusedError
 from controller.core.events import Event
+from controller.diagnosis import with_triage
 from controller.runfolder import Recorder, RunFolder
 from controller.stages import stop as stop_stage
 from controller.stages import watch as watch_stage
@@ -47,6 +48,7 @@ class Run:
             transport=transport, host=host, payload=payload, emit=self._recorder, cancel=self._cancel
         )
         self._outcome: watch_stage.WatchOutcome | None = None
+        self._triaged: dict[str, Any] | None = None
 
     @property
     def id(self) -> str:
@@ -86,8 +88,11 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The run's summary.json once it has ended, else None."""
-        return self._folder.read("summary.json")
+        """The run's summary.json once it has ended, with `triage` (see `diagnosis`) added, else None."""
+        document = self._folder.read("summary.json")
+        if document is not None and self._triaged is None:
+            self._triaged = with_triage(document, self._folder)
+        return self._triaged if document is not None else None
 
     @property
     def problem(self) -> Mapping[str, Any] | None:
@@ -158,7 +163,9 @@ class Run:
 
     def error(self) -> CtlError | None:
         """Return what an unsuccessful end means as an error, None for a success or while it runs."""
-        return end_error(self.id, self.state, self._folder.read("result.json"), self.problem)
+        cause = (self.summary or {}).get("triage") or {}
+        problem = cause if cause.get("known") else self.problem
+        return end_error(self.id, self.state, self._folder.read("result.json"), problem)
 
     def close(self) -> None:
         """Close the connection; the run goes on."""

@@ -1,7 +1,8 @@
 """The folder of a run on the workstation: `./ctl-runs/RUN_ID/`.
 
 It holds the mirror of the host's run folder (see `stages.mirror`), `events/controller.jsonl` with what was seen
-from here, and `local.json`, which says how to reach the run again. Folders are 0700: logs may quote data.
+from here, and `local.json`, which says how to reach the run again. Folders are 0700 and files 0600: logs may quote
+data.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from controller.core.errors import UsageError
 from controller.core.events import Event
 from controller.core.suggest import nearest
 from controller.history import entries
+from controller.private import private, write_private
 from controller.stages.mirror import LOCAL_EVENTS, Mirror
 from remote_payload.host.protocol import RUN_ID, check_run_id
 
@@ -45,7 +47,9 @@ class RunFolder:
     def create(cls, runs_dir: Path, run_id: str) -> RunFolder:
         """Make the folder of a new run, or return the existing one (attach from another workstation)."""
         path = runs_dir / check_run_id(run_id)
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # `parents=True` would give the folder above the mode of the umask.
+        runs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
         (path / "events").mkdir(mode=0o700, exist_ok=True)
         return cls(path)
 
@@ -67,13 +71,13 @@ class RunFolder:
 
     def _write(self, name: str, document: Any) -> None:
         temporary = self.path / f".{name}.part"
-        temporary.write_text(json.dumps(document, indent=1), encoding="utf-8")
+        write_private(temporary, json.dumps(document, indent=1).encode())
         os.replace(temporary, self.path / name)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Hold the right to mirror into this folder. Raises UsageError if another process has it."""
-        with open(self.path / ".watch.lock", "a+", encoding="utf-8") as lock:
+        with open(self.path / ".watch.lock", "a+", encoding="utf-8", opener=private) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -117,7 +121,7 @@ class Recorder:
                 data=fields,
             )
             self._seq += 1
-            with open(self._path, "a", encoding="utf-8") as stream:
+            with open(self._path, "a", encoding="utf-8", opener=private) as stream:
                 stream.write(event.to_json() + "\n")
         self._sink(event)
 

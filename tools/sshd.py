@@ -50,7 +50,8 @@ class SshServer:
     """Files in `folder`: host_key, user_key, authorized_keys, known_hosts, ssh_config, sshd_config, sshd.log.
 
     `ssh_config` has a host `alias` with port, user, key and known_hosts file, for `ssh -F`. `extra` are further
-    lines of sshd_config; `environment` is added to sshd's own.
+    lines of sshd_config, in place of ours; `environment` is added to sshd's own; `user` is the account in
+    `ssh_config`.
     """
 
     def __init__(
@@ -61,10 +62,11 @@ class SshServer:
         extra: Sequence[str] = (),
         host_key_types: Sequence[str] = ("ed25519",),
         environment: dict[str, str] | None = None,
+        user: str | None = None,
     ) -> None:
         self.folder = folder
         self.alias = alias
-        self.user = getpass.getuser()
+        self.user = user or getpass.getuser()
         self.address = "127.0.0.1"
         self.port = free_port()
         self.user_key = folder / "user_key"
@@ -83,7 +85,10 @@ class SshServer:
         self.trust(self.known_hosts)
         self.ssh_config.write_text(self.config_block())
         self._config = folder / "sshd_config"
-        self._config.write_text("\n".join([*extra, *self._config_lines(), ""]))
+        # For most options the first line counts, for MaxStartups the last.
+        given = {line.split()[0] for line in extra}
+        own = [line for line in self._config_lines() if line.split()[0] not in given]
+        self._config.write_text("\n".join([*extra, *own, ""]))
 
     def host_key_line(self, index: int = 0) -> str:
         """Return `TYPE BASE64` of a host key."""

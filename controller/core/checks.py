@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from controller.core.checks_capability import check_capability
 from controller.core.checks_gpus import check_gpus, check_processes
 from controller.core.checks_inputs import check_data, check_environment, check_model
 from controller.core.checks_machine import check_disk, check_lease, check_memory
@@ -22,6 +23,7 @@ SECTION_FIXES = {
     "data": "look at the data set on the host: `time head -c 1 FILE` shows a dead mount",
     "disk": "run `df` on the host; if it hangs, a mount is dead: `findmnt`",
     "environment": "run the host's `python` by hand: `time PYTHON -c pass`",
+    "capability": "nothing, if the rehearsal passes: it loads the class that could not be read",
     "lease": "see `lease_dir` of this host in hosts.toml: a folder on a local disk that all users may write",
 }
 
@@ -47,15 +49,20 @@ def findings(
         *check_lease(report, plan),
         *check_environment(report, plan),
         *check_model(report, plan),
+        *check_capability(report, plan),
         *check_data(report, plan),
         *check_outputs(report, plan),
         *check_disk(report, plan, bytes_expected, min_free_bytes),
         *check_memory(report, plan),
     ]
-    return tuple(
-        replace(finding, level=Level.WARN) if finding.level is Level.FAIL and finding.code in allow else finding
-        for finding in found
-    )
+    return tuple(_allowed(finding) if finding.code in allow else finding for finding in found)
+
+
+def _allowed(finding: Finding) -> Finding:
+    if finding.level is not Level.FAIL:
+        return finding
+    why = f"{finding.why}; allowed by name" if finding.why else "allowed by name"
+    return replace(finding, level=Level.WARN, why=why, allowed=True)
 
 
 def _check_sections(report: Mapping[str, Any], plan: Plan) -> list[Finding]:

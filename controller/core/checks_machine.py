@@ -171,6 +171,8 @@ def _check_room(
 ) -> Iterator[Finding]:
     will_go = listing["stale"] == "clear"
     free = disk["free"] + (listing["bytes"] if will_go else 0)
+    if bytes_expected is not None and listing["stale"] == "resume":
+        bytes_expected = max(0, bytes_expected - listing["bytes"])  # what is there need not be written again
     spare = min_free_bytes or 0
     if bytes_expected is not None and free < bytes_expected + spare:
         yield _low(disk, bytes_expected + spare, f"the samples take up to {size(bytes_expected)}", free)

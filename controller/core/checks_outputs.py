@@ -78,7 +78,7 @@ def _stale(listing: Mapping[str, Any], report: Mapping[str, Any], plan: Plan) ->
             "output-stale",
             f"{path} holds {_amount(listing)} of an earlier run",
             why=f"{_whose(listing, report)}; {_examples(listing)}",
-            fix="add `--stale clear` to delete them, or `--stale quarantine` to move them aside",
+            fix="add `--stale resume` to go on, `--stale clear` to delete them, `--stale quarantine` to move them",
         )
     if stale is Stale.CLEAR:
         return warned(
@@ -94,7 +94,35 @@ def _stale(listing: Mapping[str, Any], report: Mapping[str, Any], plan: Plan) ->
             why=f"{_whose(listing, report)}; {_examples(listing)}",
             fix=f"later, to free the space: `rm -r {shlex.quote(path)}.quarantine-{plan['run_id']}`",
         )
-    return passed("output", f"{path} holds {_amount(listing)} and is kept as it is")
+    differing = _other_kind(listing, plan)
+    if differing:
+        return failed(
+            "output-differs",
+            f"{path} holds samples of another kind, and runs are not mixed",
+            why="; ".join(differing),
+            fix="use the earlier run's settings, another folder, or `--stale quarantine`",
+        )
+    return passed(
+        "output-resume",
+        f"{path} holds {_amount(listing)}: good samples stay, bad ones go to {path}.quarantine-{plan['run_id']}",
+    )
+
+
+def _other_kind(listing: Mapping[str, Any], plan: Plan) -> list[str]:
+    """Compare with the folder's manifest what the plan alone tells; the job compares the rest before the load."""
+    manifest, spec = listing.get("manifest"), plan["extract"]
+    if spec is None or not isinstance(manifest, Mapping) or not isinstance(manifest.get("identity"), Mapping):
+        return []
+    wanted = {"model": spec["model"], "revision": spec["revision"] or "", "format": spec["format"]}
+    wanted["final_norm"] = spec["final_norm"]
+    if not isinstance(spec["boundaries"], str):
+        wanted["boundaries"] = spec["boundaries"]
+    found = manifest["identity"]
+    return [
+        f"{key} is {found.get(key)!r} there and {wanted[key]!r} here"
+        for key in wanted
+        if found.get(key) != wanted[key]
+    ]
 
 
 def _amount(listing: Mapping[str, Any]) -> str:

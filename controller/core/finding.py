@@ -16,13 +16,17 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What was seen, why it matters, and what to type or change. `code` is stable, kebab-case, and documented."""
+    """What was seen, why it matters, and what to type or change. `code` is stable, kebab-case, and documented.
+
+    `allowed`: a failure that somebody allowed by its code; its level is then a warning.
+    """
 
     level: Level
     code: str
     what: str
     why: str = ""
     fix: str = ""
+    allowed: bool = False
 
 
 def passed(code: str, what: str) -> Finding:

@@ -21,7 +21,10 @@ _FATES = {
     Stale.FAIL: "is left alone; if anything is in it, the run is refused",
     Stale.CLEAR: "may be deleted: what is listed at preflight, after confirmation",
     Stale.QUARANTINE: "may be moved aside: what is listed at preflight, after confirmation",
+    Stale.RESUME: "each file is proved: good ones are kept, bad ones moved aside, missing ones written",
 }
+
+_MOVING = (Stale.QUARANTINE.value, Stale.RESUME.value)
 
 
 def describe(
@@ -55,7 +58,7 @@ def describe(
         "environment": redact({**job["env"], **supervisor_env(plan)}, job["secret_env"]),
         "outputs": outputs,
         "may_delete": [output["path"] for output in outputs if output["stale"] == Stale.CLEAR.value],
-        "may_move": [output["path"] for output in outputs if output["stale"] == Stale.QUARANTINE.value],
+        "may_move": [output["path"] for output in outputs if output["stale"] in _MOVING],
         "capture": _capture(plan, playbook),
         "limits": dict(job["limits"]),
     }

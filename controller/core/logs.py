@@ -46,7 +46,7 @@ class LogLine:
     partial: bool = False
 
 
-_PROCESS = r"\((?P<source>[A-Za-z][\w.-]*) pid=(?P<pid>\d+)\) ?"
+_PROCESS = r"\((?P<source>[A-Za-z][\w.-]*)(?: rank=(?P<of>\d+))? pid=(?P<pid>\d+)\) ?"  # rank=: before 0.11
 _RECORD = r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d (?P<time>\d\d:\d\d:\d\d) \[(?P<place>[^\]\s]+)\] ?"
 _PREFIX = re.compile(_PROCESS)
 _VLLM = re.compile(_RECORD)
@@ -73,7 +73,7 @@ def parse_line(raw: str) -> LogLine:
     source, pid, rank, text = "", None, None, raw
     if prefix := _PREFIX.match(raw):
         source, pid, text = prefix["source"], int(prefix["pid"]), raw[prefix.end() :]
-        rank = _rank(source)
+        rank = int(prefix["of"]) if prefix["of"] else rank_of(source)
     line = LogLine(raw=raw, text=text, source=source, pid=pid, rank=rank)
     if record := _VLLM.match(text):
         return replace(
@@ -193,6 +193,7 @@ class _Record:
 
     key: tuple[object, ...]
     source: str
+    rank: int | None
     multi_line: bool
     lines: list[str]
 
@@ -218,16 +219,18 @@ def worker_tracebacks(lines: Iterable[LogLine]) -> tuple[FoldedFailure, ...]:
         died = _DIED.match(line.text)
         if died or record is None or record.key != key:
             source = line.source or (died[1] if died else "")
-            record = _Record(key=key, source=source, multi_line=line.level is not None, lines=[])
+            rank = line.rank if line.source else rank_of(source)
+            record = _Record(key=key, source=source, rank=rank, multi_line=line.level is not None, lines=[])
             records.append(record)
             current[owner] = record
         record.lines.append(line.text.rstrip())
     failures: list[Failure] = []
     for record in records:
-        failures += collect(record.lines, record.source, _rank(record.source), multi_line=record.multi_line)
+        failures += collect(record.lines, record.source, record.rank, multi_line=record.multi_line)
     return fold(failures)
 
 
-def _rank(source: str) -> int | None:
+def rank_of(source: str) -> int | None:
+    """Return the tensor-parallel rank in a process's name: 3 for `Worker_TP3` and `VllmWorker-3`."""
     found = _RANK.search(source)
     return int(found[1] or found[2]) if found else None

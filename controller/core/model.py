@@ -90,7 +90,7 @@ class Host(_Model):
     address: SshWord
     port: Annotated[int, Field(strict=True, ge=1, le=65535)] | None = None
     user: SshWord | None = None
-    transport: Literal["paramiko"] = "paramiko"
+    transport: Literal["auto", "paramiko", "openssh"] = "auto"
     ssh_config: Text | None = None
     connect_timeout_s: Seconds = 15.0
     command_timeout_s: Seconds = 60.0
@@ -196,13 +196,17 @@ class DataSection(_Model):
 
 
 class CaptureSection(_Model):
-    """Boundary b = number of decoder layers completed: 0 is the embeddings, N the last layer's output."""
+    """Boundary b = number of decoder layers completed: 0 is the embeddings, N the last layer's output.
+
+    `buffer_bytes`: host memory that each rank may hold states in (pinned where there is a GPU).
+    """
 
     boundaries: Boundaries = "eagle3"
     final_norm: StrictBool = False
     store_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     path: CapturePath = CapturePath.AUTO
     canary: StrictBool = True
+    buffer_bytes: Annotated[int, Field(strict=True, ge=1 << 20)] = 4 << 30
 
 
 class RehearseSection(_Model):
@@ -215,15 +219,6 @@ class OutputSection(_Model):
     path: RemotePath
     format: Literal["speculators"] = "speculators"
     stale: Stale = Stale.FAIL
-
-    @model_validator(mode="after")
-    def _supported(self) -> Self:
-        if self.stale is Stale.RESUME:
-            raise refusal(
-                'stale = "resume" does not exist yet: runs always start from the first sample',
-                'use "fail", "clear" or "quarantine"',
-            )
-        return self
 
 
 class EngineSection(BaseModel):

@@ -182,8 +182,12 @@ def make_command_plan(
     return _plan(host, job, run_id=run_id, created=created, payload=payload, ctl_version=ctl_version)
 
 
-def with_preflight(plan: Plan, outputs: Sequence[OwnedOutput], timings: Mapping[str, float]) -> Plan:
+def with_preflight(
+    plan: Plan, outputs: Sequence[OwnedOutput], timings: Mapping[str, float], allowed: Sequence[str] = ()
+) -> Plan:
     """Return the plan with what preflight saw in the outputs (digest, entries, bytes), and its timings in seconds.
+
+    `allowed` are the codes of failures that somebody allowed by name; the run's summary repeats them.
 
     Raises ValueError if these are not the plan's own outputs: what may be cleared never widens after planning.
     """
@@ -194,6 +198,7 @@ def with_preflight(plan: Plan, outputs: Sequence[OwnedOutput], timings: Mapping[
     updated = copy.deepcopy(plan)
     updated["job"]["outputs"] = [copy.deepcopy(output) for output in outputs]
     updated["timings"] = {**plan["timings"], **timings}
+    updated["allowed"] = list(allowed)
     return updated
 
 
@@ -266,6 +271,7 @@ def _plan(host: Host, job: Job, *, run_id: str, created: str, payload: str, ctl_
         "job": job,
         "extract": None,
         "timings": {},
+        "allowed": [],
     }
 
 
@@ -289,6 +295,7 @@ def _extract_spec(host: Host, playbook: Playbook, output: str) -> ExtractSpec:
         "capture": capture.path.value,
         "canary": capture.canary,
         "rehearse": playbook.rehearse.mode,
+        "buffer_bytes": capture.buffer_bytes,
         "engine": {"tensor_parallel_size": _tensor_parallel(host, playbook), **playbook.engine.arguments},
     }
 

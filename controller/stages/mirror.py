@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.core.errors import CtlError
+from controller.private import private, write_private
 from remote_payload.host.protocol import MIRRORED_DOCUMENTS, MIRRORED_STREAMS
 
 _STREAM_FILE = re.compile(rf"(?:{'|'.join(MIRRORED_STREAMS)})/[A-Za-z0-9][A-Za-z0-9._-]{{0,99}}")
@@ -50,7 +51,7 @@ class Mirror:
         """Append a piece of a stream that starts at `offset`. Raises MirrorError on a gap or an overlap."""
         path = self._stream_path(name)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        with open(path, "ab") as stream:
+        with open(path, "ab", opener=private) as stream:
             held = stream.tell()
             if offset != held:
                 raise MirrorError(f"{name} continues at byte {offset}, but {held} bytes are held")
@@ -61,7 +62,7 @@ class Mirror:
         if name not in MIRRORED_DOCUMENTS:
             raise MirrorError(f"the host sent an unexpected file: {name!r}")
         temporary = self.folder / f".{name}.part"
-        temporary.write_bytes(data)
+        write_private(temporary, data)
         os.replace(temporary, self.folder / name)
 
     def replay(self, *, on_event_line: Callable[[bytes], None], on_log: Callable[[bytes], None]) -> dict[str, bytes]:

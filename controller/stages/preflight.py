@@ -32,6 +32,11 @@ class PreflightOutcome:
         return {each["path"]: each for each in section.get("data", {}).get("outputs", ())}
 
     @property
+    def allowed(self) -> list[str]:
+        """Codes of failures that were allowed by name, each once."""
+        return list(dict.fromkeys(finding.code for finding in self.findings if finding.allowed))
+
+    @property
     def failed(self) -> list[Finding]:
         return [finding for finding in self.findings if finding.level is Level.FAIL]
 

@@ -35,12 +35,13 @@ class Authenticator:
         self._hop = hop
         self._deadline = deadline
         self._tried: list[str] = []
+        self._for_openssh: list[str] = []
 
     def authenticate(self, transport: Any) -> None:
         """Authenticate.
 
-        Raises AuthenticationError with every key tried and what became of it, ConnectionFailed if the connection
-        ended before any key was refused.
+        Raises AuthenticationError with every key tried and what became of it (`tried` in its data; `for_openssh`
+        are those that only OpenSSH can use), ConnectionFailed if the connection ended before any key was refused.
         """
         if self._accepts_anyone(transport):
             return
@@ -67,7 +68,7 @@ class Authenticator:
             f"{self._hop.label} accepts none of your keys for user {self._hop.user}",
             why="; ".join(self._tried) or "there is no key in the agent or in a file to offer",
             fix=self._fix(refusals),
-            data={"tried": list(self._tried)},
+            data={"tried": list(self._tried), "for_openssh": list(self._for_openssh)},
         )
 
     def _accepts_anyone(self, transport: Any) -> bool:
@@ -115,6 +116,7 @@ class Authenticator:
                 yield name, key
             else:
                 self._tried.append(f"{name}: {key.get_name()} keys cannot be used here")
+                self._for_openssh.append(name)
         offered = {bytes(key.blob) for key in first}
         for path, blob in wanted:
             if blob not in offered and (key := self._file_key(path)) is not None:
@@ -140,8 +142,10 @@ class Authenticator:
         except (paramiko.PasswordRequiredException, TypeError):
             # cryptography reports a missing passphrase as TypeError
             self._tried.append(f"key file {path}: needs its passphrase; unlock it with `ssh-add {path}`")
+            self._for_openssh.append(f"key file {path}")
         except Exception as error:  # noqa: BLE001 - cryptography documents no common base; it is reported
             self._tried.append(f"key file {path}: {error or type(error).__name__}")
+            self._for_openssh.append(f"key file {path}")
         return None
 
 

@@ -1,6 +1,7 @@
 """The one seam to a host: argv in, bytes out, an exit status that can be trusted.
 
-Stages know only this module. `ssh.py` implements it over fabric and paramiko.
+Stages know only this module. `ssh.py` implements it over fabric and paramiko, `openssh.py` over the ssh program;
+`auto.py` picks between them.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class Process(Protocol):
 
 class Transport(Protocol):
     """A connection to one host, reused for every command."""
+
+    @property
+    def note(self) -> str:
+        """A sentence for the user about the way chosen to the host; empty where there is nothing to say."""
 
     def connect(self) -> None:
         """Connect and authenticate within the host's deadline.

@@ -12,24 +12,22 @@ from __future__ import annotations
 
 import logging
 import socket
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import fabric
 import paramiko
-import tenacity
 
 from controller.core.errors import ConnectionFailed, CtlError
 from controller.transport.auth import Authenticator
 from controller.transport.deadline import Deadline, guard
 from controller.transport.heartbeat import Heartbeat
 from controller.transport.hostkeys import Ask, HostKeyPolicy
+from controller.transport.knownhosts import signature_algorithms
 from controller.transport.link import WINDOW_BYTES, Link, close_hops, shut_down
 from controller.transport.proxycommand import start_proxy_command
+from controller.transport.retry import attempts
 from controller.transport.sshconfig import SshSettings
-
-ATTEMPTS = 4
 
 # Paramiko logs a traceback for every failed connection; the user gets our error instead. Handlers that an
 # application installs still receive it.
@@ -48,19 +46,7 @@ def open_link(
     def open_once() -> Link:
         return _open(chain, ask, deadline, keepalive_s=keepalive_s, dead_after_s=dead_after_s)
 
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(lambda error: _may_pass(error) and not deadline.expired),
-        stop=tenacity.stop_after_attempt(ATTEMPTS),
-        wait=tenacity.wait_random_exponential(multiplier=0.3, max=3.0),
-        sleep=lambda seconds: time.sleep(min(seconds, deadline.remaining())),
-        reraise=True,
-    )
-    return retrying(open_once)
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Tell whether another attempt may succeed: never for a host key, an authentication, a name that is unknown."""
-    return type(error) is ConnectionFailed and error.code == ConnectionFailed.code
+    return attempts(deadline)(open_once)
 
 
 def _open(
@@ -133,16 +119,11 @@ def _transport_factory(known_types: Sequence[str]) -> Any:
     def make(sock: Any, **kwargs: Any) -> Any:
         transport = paramiko.Transport(sock, default_window_size=WINDOW_BYTES, **kwargs)
         options = transport.get_security_options()
-        preferred = [name for kind in known_types for name in _algorithms(kind) if name in options.key_types]
+        preferred = [name for kind in known_types for name in signature_algorithms(kind) if name in options.key_types]
         options.key_types = (*preferred, *(name for name in options.key_types if name not in preferred))
         return transport
 
     return make
-
-
-def _algorithms(key_type: str) -> tuple[str, ...]:
-    """Return the signature algorithms of a key type: an RSA key is one type with several."""
-    return ("rsa-sha2-512", "rsa-sha2-256") if key_type == "ssh-rsa" else (key_type,)
 
 
 def _explain(error: BaseException, hop: SshSettings, deadline: Deadline) -> ConnectionFailed:

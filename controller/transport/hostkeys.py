@@ -38,7 +38,7 @@ class HostKeyPolicy:
         self._hop = hop
         self._ask = ask if hop.may_ask else None
         self._deadline = deadline
-        self._name = entry_name(hop.host_key_name, hop.port)
+        self._name = hop.host_key_name if hop.host_key_alias else entry_name(hop.host_key_name, hop.port)
         self._keys = read_known_hosts((*hop.user_known_hosts, *hop.global_known_hosts))
 
     def known_types(self) -> list[str]:

@@ -125,6 +125,11 @@ def known_types(keys: Sequence[KnownKey], name: str, bare_name: str) -> list[str
     return list(dict.fromkeys(types))
 
 
+def signature_algorithms(key_type: str) -> tuple[str, ...]:
+    """Return the signature algorithms of a key type: an RSA key is one type with several."""
+    return ("rsa-sha2-512", "rsa-sha2-256") if key_type == "ssh-rsa" else (key_type,)
+
+
 def format_line(name: str, key_type: str, blob: bytes, *, hashed: bool) -> str:
     """Return a known_hosts line, without its newline."""
     if hashed:

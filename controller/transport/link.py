@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +13,10 @@ import paramiko
 from controller.core.errors import ConnectionFailed, ConnectionLost
 from controller.transport.deadline import Deadline, guard
 from controller.transport.heartbeat import Heartbeat
+from controller.transport.remote import OPEN_TIMEOUT_S, SESSION_GRACE_S, SESSION_RETRY_S
 
 WINDOW_BYTES = 16 << 20
 """Receive window of a channel: 100 MB/s at 100 ms round trip need 10 MB in flight."""
-
-OPEN_TIMEOUT_S = 20.0
-"""For the server's answer to opening a channel and to starting a command: it only forks a shell."""
 
 
 class Link:
@@ -37,19 +36,27 @@ class Link:
     def open_session(self) -> Any:
         """Return a new session channel, or None if the connection turns out to be gone.
 
-        Raises ConnectionFailed if the host refuses another session.
+        Raises ConnectionFailed if the host refuses another session for SESSION_GRACE_S.
         """
-        try:
-            return self._transport.open_session(window_size=WINDOW_BYTES, timeout=OPEN_TIMEOUT_S)
-        except (OSError, EOFError, paramiko.SSHException) as error:
-            if not self.alive:
-                return None
-            raise ConnectionFailed(
-                f"{self._host} opens no session for another command",
-                why=str(error),
-                fix="end other uses of this connection, or raise MaxSessions in the host's sshd_config",
-                code="session-refused",
-            ) from error
+        end = time.monotonic() + SESSION_GRACE_S
+        while True:
+            try:
+                return self._transport.open_session(window_size=WINDOW_BYTES, timeout=OPEN_TIMEOUT_S)
+            except (OSError, EOFError, paramiko.SSHException) as error:
+                if not self.alive:
+                    return None
+                if isinstance(error, paramiko.ChannelException) and time.monotonic() < end:
+                    time.sleep(SESSION_RETRY_S)
+                    continue
+                raise self._refused(error) from error
+
+    def _refused(self, error: Exception) -> ConnectionFailed:
+        return ConnectionFailed(
+            f"{self._host} opens no session for another command",
+            why=str(error),
+            fix="end other uses of this connection, or raise MaxSessions in the host's sshd_config",
+            code="session-refused",
+        )
 
     def execute(self, channel: Any, line: str) -> None:
         """Start the command line on `channel`.

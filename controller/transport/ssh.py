@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -15,6 +13,7 @@ from controller.transport.bootstrap import OutputScanner, command_line, new_nonc
 from controller.transport.deadline import Deadline
 from controller.transport.hostkeys import Ask
 from controller.transport.process import SshProcess
+from controller.transport.remote import complete
 from controller.transport.sshconfig import SshTarget, resolve_chain
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ DEAD_AFTER_S = 20.0
 
 class SshTransport:
     """Implements `controller.transport.base.Transport`. Safe to use from several threads."""
+
+    note = ""
 
     def __init__(
         self,
@@ -74,23 +75,7 @@ class SshTransport:
         self, argv: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None, timeout: float
     ) -> Completed:
         """Run a command to its end within `timeout` seconds; see `base.Transport.run`."""
-        end = time.monotonic() + timeout
-        process = self.start(argv, env=env)
-        # Written from a thread: a command that answers while it is still being told would otherwise block us both.
-        writer = threading.Thread(target=_feed, args=(process, stdin, timeout), name="ctl-stdin", daemon=True)
-        writer.start()
-        stdout = bytearray()
-        try:
-            while data := process.read(timeout=max(0.0, end - time.monotonic())):
-                stdout += data
-                if time.monotonic() >= end:
-                    raise process.overdue(timeout)
-            code = process.wait(timeout=max(0.0, end - time.monotonic()))
-        except TimeoutError:
-            raise process.overdue(timeout) from None
-        finally:
-            process.close()
-        return Completed(code=code, stdout=bytes(stdout), stderr=process.stderr)
+        return complete(self.start(argv, env=env), stdin, timeout)
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
@@ -144,10 +129,3 @@ class SshTransport:
                 fix=f"check that `ssh {self._target.host} true` works",
             )
         return link, channel
-
-
-def _feed(process: SshProcess, data: bytes, timeout: float) -> None:
-    # A failure needs no report of its own: the same broken connection ends the reader with an error.
-    with contextlib.suppress(ConnectionLost):
-        process.write(data, timeout=timeout)
-        process.close_stdin()

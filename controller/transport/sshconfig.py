@@ -24,6 +24,10 @@ _RESOLVE_TIMEOUT_S = 15.0
 MAX_JUMPS = 8
 """More hops than anyone has; ends a ProxyJump that leads back to itself."""
 
+_NOT_IN_NAMES = re.compile(r"""[\s\x00-\x1f\x7f'"`$;&<>|(){}]""")
+"""ssh puts host and user into the user's own ProxyCommand and `Match exec` lines, which a shell reads; newer versions
+of it refuse the same characters."""
+
 _DEFAULT_IDENTITIES = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
 
@@ -49,6 +53,7 @@ class SshSettings:
     port: int
     user: str
     host_key_name: str  # the name under which known_hosts files list it, without a port
+    host_key_alias: bool  # it is a HostKeyAlias, which is listed without a port whatever the port
     user_known_hosts: tuple[str, ...]
     global_known_hosts: tuple[str, ...]
     hash_known_hosts: bool
@@ -58,6 +63,8 @@ class SshSettings:
     agent: str | None  # path of the agent's socket
     proxy_jump: tuple[str, ...]
     proxy_command: str | None
+    target: SshTarget  # as asked for
+    options: Mapping[str, Sequence[str]]  # everything that `ssh -G` prints, by lower-case name; empty without ssh
 
     @property
     def label(self) -> str:
@@ -71,11 +78,13 @@ def resolve(target: SshTarget) -> SshSettings:
 
     Raises ConfigError if the name is none, or ssh cannot read its configuration.
     """
-    if not target.host or target.host.startswith("-") or re.search(r"[\s\x00-\x1f\x7f]", target.host):
+    if not target.host or target.host.startswith("-") or _NOT_IN_NAMES.search(target.host):
         raise ConfigError(
             f"not a host name: {target.host!r}",
             fix="give a name of hosts.toml, an address, or an alias of your ssh configuration",
         )
+    if target.user is not None and (target.user.startswith("-") or _NOT_IN_NAMES.search(target.user)):
+        raise ConfigError(f"not a user name: {target.user!r}", fix="correct `user` in hosts.toml")
     binary = shutil.which("ssh")
     if binary is not None:
         options = _ssh_g(binary, target)
@@ -123,15 +132,20 @@ def _jump_target(text: str, ssh_config: str | None) -> SshTarget:
     )
 
 
-def _ssh_g(binary: str, target: SshTarget) -> dict[str, list[str]]:
-    command = [binary, "-G"]
+def target_arguments(target: SshTarget) -> list[str]:
+    """Return the arguments with which `ssh` means this target, the host's name last."""
+    arguments: list[str] = []
     if target.ssh_config is not None:
-        command += ["-F", os.path.expanduser(target.ssh_config)]
+        arguments += ["-F", os.path.expanduser(target.ssh_config)]
     if target.port is not None:
-        command += ["-p", str(target.port)]
+        arguments += ["-p", str(target.port)]
     if target.user is not None:
-        command += ["-l", target.user]
-    command += ["--", target.host]
+        arguments += ["-l", target.user]
+    return [*arguments, "--", target.host]
+
+
+def _ssh_g(binary: str, target: SshTarget) -> dict[str, list[str]]:
+    command = [binary, "-G", *target_arguments(target)]
     shown = " ".join(command[1:])
     try:
         done = subprocess.run(
@@ -184,6 +198,7 @@ def _settings(target: SshTarget, options: Mapping[str, Sequence[str]]) -> SshSet
         port=port,
         user=user,
         host_key_name=(optional("hostkeyalias") or address).lower(),
+        host_key_alias=optional("hostkeyalias") is not None,
         user_known_hosts=files("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"),
         global_known_hosts=files("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"),
         hash_known_hosts=one("hashknownhosts") == "yes",
@@ -193,6 +208,8 @@ def _settings(target: SshTarget, options: Mapping[str, Sequence[str]]) -> SshSet
         agent=_agent_path(one("identityagent", "SSH_AUTH_SOCK"), expand),
         proxy_jump=tuple(part.strip() for part in jump.split(",")) if jump else (),
         proxy_command=expand(command) if command else None,
+        target=target,
+        options=options,
     )
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from controller.core.errors import CtlError
-from controller.core.tracebacks import Failure, FoldedFailure, fold
+from controller.core.tracebacks import Failure, FoldedFailure, fold, range_text
 from controller.ui.clean import Encodable, clean, clean_block
 from controller.ui.glyphs import glyphs_for
 
@@ -69,6 +69,31 @@ def print_problems(
                 code=str(problem.get("code") or "problem"),
             )
             print_error(error, target)
+
+
+def print_triage(
+    cause: Mapping[str, Any], log: Path | str | None = None, console: Console | None = None, *, fix: bool = True
+) -> None:
+    """Print a record of `core.triage`: the cause, the lines that show it with their places, and what to do."""
+    target = _target(console)
+    where = f"rank {cause['rank']}" if cause.get("rank") is not None else str(cause.get("source") or "")
+    ranks = list(cause.get("ranks") or ())
+    where += f" (same on ranks {range_text(ranks)})" if len(ranks) > 1 else ""
+    what = ("cause: " if cause["known"] else "") + str(cause["what"]) + (f", first on {where}" if where else "")
+    _write(target, _head(what, target))
+    if cause.get("why"):
+        _write(target, _indented(str(cause["why"])))
+    for title, name in (("evidence", "evidence"), ("the machine said", "context")):
+        for number, quote in enumerate(cause.get(name) or ()):
+            place = f"{quote['segment']}:{quote['line']}" if quote["line"] else quote["segment"]
+            lead = (f"  {title}: ", "bold") if number == 0 else (" " * (len(title) + 4), "")
+            _write(target, Text.assemble(lead, (clean(place), "cyan"), "  ", clean(quote["text"])))
+    if log is not None:
+        _write(target, Text.assemble(("  raw log: ", "dim"), clean(log)))
+    if fix and cause.get("fix"):
+        _write(target, Text.assemble(("  hint: ", "bold cyan"), _continued(str(cause["fix"]))))
+    if fix:
+        _write(target, Text(f"  code: {clean(cause['code'])}", style="dim"))
 
 
 def _failures(problem: Mapping[str, Any]) -> list[Failure]:

@@ -32,7 +32,7 @@ _FATES = {
     "clear": "will be deleted",
     "quarantine": "will be moved aside",
     "fail": "is in the way",
-    "resume": "is kept, what is missing is added",
+    "resume": "is proved file by file: good is kept, bad moved aside, missing added",
 }
 
 
@@ -213,6 +213,8 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
             if count:
                 line.append(f", {count_text(count)} {name}", style="yellow" if name == "skipped" else "bold red")
         yield "samples", line
+        if summary.get("missing"):
+            yield "missing", Text(_index_ranges(summary["missing"]), style="bold red")
     if summary.get("tokens") is not None:
         rates = [f"{count_text(summary['tokens'])} tokens, {bytes_text(summary.get('bytes'))}"]
         if summary.get("tokens_per_s") is not None:
@@ -220,6 +222,16 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
                 f"{count_text(summary['tokens_per_s'])} tokens/s, {bytes_text(summary.get('bytes_per_s'))}/s"
             )
         yield "amount", Text("; ".join(rates))
+    lengths = [bin_ for bin_ in summary.get("token_lengths") or () if bin_.get("samples")]
+    if lengths:
+        yield "lengths", Text(", ".join(f"{count_text(b['samples'])} {_length_text(b['up_to'])}" for b in lengths))
+    ranks = summary.get("ranks") or ()
+    if len(ranks) > 1:
+        shares = (f"{rank['rank']}: {count_text(rank['files'])} ({bytes_text(rank['bytes'])})" for rank in ranks)
+        yield "by rank", Text(", ".join(shares))
+    kept = summary.get("kept")
+    if isinstance(kept, Mapping) and kept.get("files"):
+        yield "kept", Text(f"{count_text(kept['files'])} of an earlier run, {bytes_text(kept.get('bytes'))}")
     shape = summary.get("shape")
     if isinstance(shape, Mapping):
         form = f"tokens x {shape.get('states')} x {shape.get('hidden')}, {clean(shape.get('dtype'))}"
@@ -228,6 +240,9 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
         layers = f" ({summary['num_layers']} layers)" if summary.get("num_layers") else ""
         yield "model", Text(clean(summary["model"]) + layers)
     yield from _proof_rows(summary)
+    cause = summary.get("triage")
+    if isinstance(cause, Mapping):
+        yield "cause", text(f"{cause.get('what')} ({cause.get('code')})", "bold red")
     timings = {name.removesuffix("_s"): value for name, value in (summary.get("timings") or {}).items()}
     if timings:
         yield "time", Text(", ".join(f"{clean(name)} {duration_text(value)}" for name, value in timings.items()))
@@ -251,6 +266,22 @@ def _proof_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
             yield "canary", Text("passed at the " + " and the ".join(passed) if passed else UNKNOWN)
     if summary.get("repairs"):
         yield "repairs", Text(clean(", ".join(map(str, summary["repairs"]))), style="yellow")
+
+
+def _length_text(up_to: int | None) -> str:
+    return "longer" if up_to is None else f"up to {count_text(up_to)} tokens"
+
+
+def _index_ranges(indexes: Sequence[int], shown: int = 12) -> str:
+    """Return "3, 7-9": sorted indexes with runs folded, the first `shown` of them."""
+    runs: list[list[int]] = []
+    for index in indexes:
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return ", ".join(texts[:shown]) + (f" and {len(texts) - shown} more" if len(texts) > shown else "")
 
 
 def _states(states: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -18,7 +18,6 @@ from remote_payload.extract.dataset import Sample
 from remote_payload.extract.errors import CaptureError
 from remote_payload.extract.settings import CANARY, Job, ModelFacts
 from remote_payload.host.files import write_json
-from remote_payload.host.journal import EventWriter
 
 PROMPTS = 32
 """Enough for "31 of 32" to mean something, few enough to take seconds."""

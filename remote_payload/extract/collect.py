@@ -31,6 +31,7 @@ class Request:
     loss_spans: list[list[int]] | None
     done: int = 0  # rows [0, done) are collected
     sink: Any = None  # where its rows go; the collector's user sets it
+    dropped: bool = False  # there was no room for its rows: the rest is computed, and not kept
 
     @property
     def complete(self) -> bool:

@@ -8,22 +8,27 @@ event.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from remote_payload.extract.admission import Admission, Room
 from remote_payload.extract.canary_run import CanaryError, CanaryGuard, Generate
-from remote_payload.extract.collect import INDEX_KEY, PROBE_KEY, SPANS_KEY
-from remote_payload.extract.dataset import Sample, Samples, Skip, read_samples
+from remote_payload.extract.collect import PROBE_KEY
+from remote_payload.extract.dataset import Samples, Skip, read_samples
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
-from remote_payload.extract.progress import Counts, Progress
-from remote_payload.extract.resume import kept_record, sweep
+from remote_payload.extract.output import identity, write_manifest
+from remote_payload.extract.pool import DEFAULT_BUFFER_BYTES
+from remote_payload.extract.progress import Counts, LedgerTail, PatientEvents, Progress
+from remote_payload.extract.requests import VllmEngine, one_token, shut_down
+from remote_payload.extract.resume import require_same_kind, resume
 from remote_payload.extract.settings import (
     CANARY_EXIT,
     CONFIG_EXIT,
@@ -40,11 +45,11 @@ from remote_payload.extract.settings import (
 from remote_payload.host.files import write_json
 from remote_payload.host.journal import EventWriter, Journal
 
-WINDOW_TOKENS = 1 << 20
-"""Tokens handed to the engine at a time: many steps of any batch size, so that the ends of windows cost little."""
+LOOK_S = 30.0
+"""Between two notices while existing files are proved, which takes hours for tens of terabytes."""
 
-WINDOW_SAMPLES = 4096
-"""The same bound for data sets of tiny samples."""
+WHY_LIMIT = 500
+"""Characters of an error repeated in the ledger for each sample that it took along."""
 
 PROBE_PROMPTS, PROBE_TOKENS = 3, 64
 """Real prompts, cut: enough rows for a median, few enough to cost nothing beside a load."""
@@ -57,11 +62,13 @@ with half a sum, is off by tens of per cent."""
 class Extraction:
     """One run of the job."""
 
-    def __init__(self, job: Job, events: EventWriter) -> None:
+    def __init__(self, job: Job, events: PatientEvents) -> None:
         self._job, self._events = job, events
         self._ledger = Journal(os.path.join(job.paths.ledger, "driver.jsonl"))
         self._skips: Counter[str] = Counter()
         self._repairs: list[str] = []  # what the worker found broken in this vLLM and put right
+        self._llm: Any = None
+        self._guard: CanaryGuard | None = None
 
     def run(self) -> None:
         """Raises ConfigError before anything is loaded, and whatever vLLM or the capture raises later."""
@@ -71,30 +78,69 @@ class Extraction:
             settings = capture_settings(spec, facts)
             arguments = engine_arguments(self._job, settings, facts)
             samples = self._read(facts)
-            pending, kept = self._resume(samples, settings, facts)
-        llm, path = None, "kept"
-        if len(pending):
-            with self._phase("load"):
-                llm = self._load(arguments)
-            with self._phase("probe"):
-                path = self._choose_path(llm, settings, pending)
-                guard = CanaryGuard(llm, _answers_of(llm), self._job, facts, pending, self._events)
-            with self._phase("canary"):
-                guard.check("start")
-        self._write_manifest(samples, settings, facts, path)
+        pending, kept = self._take_over(samples, identity(spec, settings, facts))
+        try:
+            path = "kept"
+            if len(pending):
+                with self._phase("load"):
+                    self._llm = self._load(arguments)
+                with self._phase("probe"):
+                    path = self._choose_path(self._llm, settings, pending)
+                    self._guard = CanaryGuard(
+                        self._llm, _answers_of(self._llm), self._job, facts, pending, self._events
+                    )
+                with self._phase("canary"):
+                    self._guard.check("start")
+            self._write_manifest(samples, settings, facts, path)
+            self._capture(pending, kept, total=len(samples))
+        except Exception as error:
+            self._record_failures(pending, error)
+            raise
+
+    def _capture(self, pending: Samples, kept: Counts, *, total: int) -> None:
         skipped = sum(count for code, count in self._skips.items() if code != "truncated")
-        progress = Progress(self._events, self._job.paths.ledger, total=len(samples), skipped=skipped, kept=kept)
-        with progress:
-            if llm is not None:
+        with Progress(self._events, total=total, skipped=skipped, kept=kept) as progress:
+            if self._llm is not None:
+                tail = LedgerTail(self._job.paths.ledger)
+                admission = Admission(VllmEngine(self._llm), self._room(), tail, progress, self._notice)
                 with self._phase("capture"):
-                    for window in _windows(pending):
-                        _prefill(llm, window)
+                    admission.run(pending)
                 with self._phase("drain"):
-                    llm.collective_rpc("ctl_drain")
-                with self._phase("canary-end"):
-                    guard.check("end")
-        if progress.done != len(samples):
-            raise CaptureError(f"{progress.done} of {len(samples)} samples are on disk after the last writer ended")
+                    self._tell(self._llm.collective_rpc("ctl_drain"))
+                if self._guard is not None:
+                    with self._phase("canary-end"):
+                        self._guard.check("end")
+        if progress.done != total:
+            raise CaptureError(f"{progress.done} of {total} samples are on disk after the last writer ended")
+
+    def _tell(self, ranks: Sequence[Mapping[str, Any]]) -> None:
+        peak = max(rank["buffer_peak"] for rank in ranks)
+        self._notice("info", "buffers", f"states took at most {peak:,} bytes of a rank's host buffers")
+        if ranks[0]["restarted"]:  # every rank follows the same scheduler
+            text = (
+                f"{ranks[0]['restarted']} prompts were preempted half-way and captured anew (the KV cache was full)"
+            )
+            self._notice("info", "preempted", text)
+
+    def _room(self) -> Room:
+        ranks = self._llm.collective_rpc("ctl_facts")
+        return Room(
+            output=self._job.spec["output"],
+            ranks=len(ranks),
+            row_bytes=ranks[0]["row_bytes"],
+            buffer_bytes=self._job.spec.get("buffer_bytes") or DEFAULT_BUFFER_BYTES,
+        )
+
+    def _record_failures(self, pending: Samples, error: Exception) -> None:
+        """Give every sample that was not written its line, once nothing can write it any more."""
+        if self._llm is not None:
+            shut_down(self._llm)
+        written = {record["index"] for record in LedgerTail(self._job.paths.ledger).read()}
+        why = f"{type(error).__name__}: {error}"[:WHY_LIMIT]
+        with contextlib.suppress(OSError):  # a full disk must not hide the cause; verify counts them as missing
+            for index in pending.indexes:
+                if index not in written:
+                    self._ledger.append({"index": index, "failed": "job-failed", "why": why})
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -131,21 +177,32 @@ class Extraction:
             self._notice("warn", f"data-{code}", f"{count} of the records were {what}; see ledger/driver.jsonl")
         return samples
 
-    def _resume(self, samples: Samples, settings: CaptureSettings, facts: ModelFacts) -> tuple[Samples, Counts]:
-        """Return what is to be captured and what is there already."""
-        kept = Counts()
-        if not self._job.resume:
-            return samples, kept
-        swept, missing = sweep(self._job.spec["output"]), Samples()
-        for sample in samples:
-            record = kept_record(sample, self._job.spec, settings, facts)
-            if record is None:
-                missing.add(sample)
-            else:
-                kept = kept.plus(record)
-                self._ledger.append(record)
-        self._notice("info", "resumed", f"{kept.done} samples are whole and kept, {len(swept)} half files deleted")
-        return missing, kept
+    def _take_over(self, samples: Samples, identity: Mapping[str, Any]) -> tuple[Samples, Counts]:
+        """Return what is to be captured, and what is there already and proved. Raises ConfigError."""
+        spec, kept, manifest = self._job.spec, Counts(), None
+        if self._job.resume:
+            with self._phase("resume"):
+                manifest = require_same_kind(spec["output"], spec["format"], identity)
+                found = resume(samples, spec, identity, self._job.run_id, self._looking())
+            for record in found.kept:
+                line = {**record, "seconds": 0.0, "kept": True}
+                kept = kept.plus(line)
+                self._ledger.append(line)
+            self._notice("warn" if found.bad else "info", "resumed", found.text())
+            samples = found.missing
+        write_manifest(spec["output"], identity, self._job.run_id, manifest)
+        return samples, kept
+
+    def _looking(self) -> Callable[[int, int], None]:
+        said = time.monotonic()
+
+        def told(looked: int, total: int) -> None:
+            nonlocal said
+            if time.monotonic() - said >= LOOK_S:
+                said = time.monotonic()
+                self._notice("info", "resume-check", f"{looked:,} of {total:,} existing files are looked at")
+
+        return told
 
     def _load(self, arguments: dict[str, Any]) -> Any:
         # Compiled caches of capturing and plain runs are told apart by additional_config; see settings.CONFIG_KEY.
@@ -206,36 +263,10 @@ class Extraction:
         )  # fmt: skip
 
 
-def _windows(samples: Samples) -> Iterator[list[Sample]]:
-    window: list[Sample] = []
-    tokens = 0
-    for sample in samples:
-        window.append(sample)
-        tokens += len(sample.token_ids)
-        if tokens >= WINDOW_TOKENS or len(window) >= WINDOW_SAMPLES:
-            yield window
-            window, tokens = [], 0
-    if window:
-        yield window
-
-
-def _prefill(llm: Any, window: list[Sample]) -> None:
-    extra: list[dict[str, Any]] = []
-    for sample in window:
-        spans = sample.loss_spans()
-        extra.append({INDEX_KEY: sample.index} | ({SPANS_KEY: spans} if spans is not None else {}))
-    _generate(llm, [sample.token_ids for sample in window], extra)
-
-
 def _generate(
     llm: Any, prompts: list[list[int]], extra: list[dict[str, Any]], logprobs: int | None = None
 ) -> list[Any]:
-    from vllm import SamplingParams
-
-    parameters = [
-        SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, extra_args=keys, logprobs=logprobs)
-        for keys in extra
-    ]
+    parameters = [one_token(keys, logprobs) for keys in extra]
     return list(llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False))
 
 
@@ -265,7 +296,7 @@ def main() -> int:
     except ConfigError as error:
         print(f"ctl: {error}", file=sys.stderr)
         return CONFIG_EXIT
-    events = EventWriter(job.paths.events, "driver", job.run_id, job.host)
+    events = PatientEvents(EventWriter(job.paths.events, "driver", job.run_id, job.host))
     try:
         Extraction(job, events).run()
     except ConfigError as error:

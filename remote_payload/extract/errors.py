@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import traceback
-
-from remote_payload.host.journal import EventWriter
+from typing import Any, Protocol
 
 
 class CaptureError(RuntimeError):
     """The engine does not deliver what is to be captured; the run ends rather than write something else."""
+
+
+class Events(Protocol):
+    """Takes events, as `EventWriter` does."""
+
+    def emit(self, type: str, **fields: Any) -> None: ...  # noqa: A002 - the field's name on the wire
 
 
 class ExceptionReporter:
@@ -17,7 +22,7 @@ class ExceptionReporter:
     vLLM passes a worker's error on as its message alone, which may be empty, and the parent only says to look above.
     """
 
-    def __init__(self, events: EventWriter, rank: int | None) -> None:
+    def __init__(self, events: Events, rank: int | None) -> None:
         self._events = events
         self._rank = rank
         self._last: BaseException | None = None

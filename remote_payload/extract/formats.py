@@ -59,12 +59,17 @@ class SampleFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """`write` puts the whole file into a sink; `inspect` raises HalfFileError unless the file is whole."""
+    """`write` puts the whole file into a sink; `inspect` raises HalfFileError unless the file is whole.
+
+    `head` is there where a file is head + hidden states + token ids: it returns a head of exactly that many bytes, or
+    None if it does not fit, so that a long sample's rows can be written before their head is known.
+    """
 
     name: str
     file_name: Callable[[int], str]
     write: Callable[[SampleData, Sink], None]
     inspect: Callable[[str], SampleFacts]
+    head: Callable[[SampleData, int], bytes | None] | None = None
 
 
 def format_named(name: str) -> Format:
@@ -125,17 +130,29 @@ class _HashingSink:
 
 
 def _write_speculators(sample: SampleData, sink: Sink) -> None:
-    tokens, ids_start = sample.shape[0], sample.hidden.nbytes
+    encoded = _speculators_header(sample)
+    encoded += b" " * (-len(encoded) % 8)  # the format wants the tensors aligned
+    sink.write(struct.pack("<Q", len(encoded)) + encoded)
+    sink.write(sample.hidden)
+    sink.write(sample.token_ids)
+
+
+def _speculators_head(sample: SampleData, size: int) -> bytes | None:
+    encoded = _speculators_header(sample)
+    if 8 + len(encoded) > size:
+        return None
+    return struct.pack("<Q", size - 8) + encoded.ljust(size - 8)
+
+
+def _speculators_header(sample: SampleData) -> bytes:
+    tokens, states, width = sample.shape
+    ids_start = tokens * states * width * ITEM_BYTES[sample.dtype]
     header = {
         "__metadata__": dict(sample.metadata),
         "hidden_states": {"dtype": sample.dtype, "shape": list(sample.shape), "data_offsets": [0, ids_start]},
         "token_ids": {"dtype": "I64", "shape": [tokens], "data_offsets": [ids_start, ids_start + 8 * tokens]},
     }
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)  # the format wants the tensors aligned
-    sink.write(struct.pack("<Q", len(encoded)) + encoded)
-    sink.write(sample.hidden)
-    sink.write(sample.token_ids)
+    return json.dumps(header, separators=(",", ":")).encode()
 
 
 def _inspect_speculators(path: str) -> SampleFacts:
@@ -173,6 +190,7 @@ SPECULATORS = Format(
     file_name=lambda index: f"hs_{index}.safetensors",
     write=_write_speculators,
     inspect=_inspect_speculators,
+    head=_speculators_head,
 )
 
 FORMATS = {form.name: form for form in (SPECULATORS,)}

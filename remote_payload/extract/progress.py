@@ -1,14 +1,16 @@
-"""Progress by what is on disk: the ranks' ledgers, read as they grow."""
+"""Progress by what is on disk: the ranks' ledgers, read as they grow, and events that survive a full disk."""
 
 from __future__ import annotations
 
 import json
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from remote_payload.extract.pool import FULL
 from remote_payload.host.journal import EventWriter
 
 INTERVAL_S = 1.0
@@ -31,7 +33,14 @@ class LedgerTail:
                 data = file.read()
             whole = data[: data.rfind(b"\n") + 1]
             self._offsets[name] = self._offsets.get(name, 0) + len(whole)
-            yield from (json.loads(line) for line in whole.splitlines())
+            yield from filter(None, map(_record, whole.splitlines()))
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    try:
+        return dict(json.loads(line))
+    except ValueError:  # cut by a full disk; the writer put the same record on the next line
+        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,48 +55,73 @@ class Counts:
         return Counts(done=self.done + 1, tokens=self.tokens + record["tokens"], bytes=self.bytes + record["bytes"])
 
 
+class PatientEvents:
+    """An EventWriter whose events wait while its disk is full, instead of ending the job that they are about."""
+
+    def __init__(self, events: EventWriter) -> None:
+        self._events = events
+        self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
+        self._lock = threading.Lock()
+
+    def emit(self, type: str, **fields: Any) -> None:  # noqa: A002 - the field's name on the wire
+        """Write the event, after all that wait. Raises OSError for anything but a full disk."""
+        with self._lock:
+            if type == "progress":  # a later one says more
+                self._waiting = deque(each for each in self._waiting if each[0] != "progress")
+            self._waiting.append((type, fields))
+            while self._waiting:
+                try:
+                    self._events.emit(self._waiting[0][0], **self._waiting[0][1])
+                except OSError as error:
+                    if error.errno not in FULL:
+                        raise
+                    return
+                self._waiting.popleft()
+
+
 class Progress:
     """A thread that emits a `progress` event whenever something was written, at most one every INTERVAL_S.
 
     A context manager: the first event says that capturing begins, the last is emitted at the end.
     """
 
-    def __init__(self, events: EventWriter, ledger: str, *, total: int, skipped: int, kept: Counts) -> None:
+    def __init__(self, events: PatientEvents, *, total: int, skipped: int, kept: Counts) -> None:
         """`total` samples are wanted, `skipped` records gave none, `kept` are there from an earlier run."""
-        self._events, self._tail = events, LedgerTail(ledger)
+        self._events = events
         self._total, self._skipped, self._counts = total, skipped, kept
+        self._told: Counts | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ctl-progress", daemon=True)
 
     def __enter__(self) -> Progress:
-        self._emit()
+        self.beat()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-        self._update()
+        if self._counts != self._told:
+            self.beat()
 
     @property
     def done(self) -> int:
-        """Samples on disk, as of the last event; exact after the end."""
+        """Samples on disk, those of earlier runs included."""
         return self._counts.done
 
-    def _run(self) -> None:
-        while not self._stop.wait(INTERVAL_S):
-            self._update()
+    def add(self, record: dict[str, Any]) -> None:
+        """Count a sample by its ledger line; always by the same thread."""
+        self._counts = self._counts.plus(record)
 
-    def _update(self) -> None:
-        before = self._counts
-        for record in self._tail.read():
-            self._counts = self._counts.plus(record)
-        if self._counts != before:
-            self._emit()
-
-    def _emit(self) -> None:
-        counts = self._counts
+    def beat(self) -> None:
+        """Emit an event now: a sign of life where nothing changes."""
+        self._told = counts = self._counts
         self._events.emit(
             "progress", done=counts.done, total=self._total, tokens=counts.tokens, bytes=counts.bytes,
             skipped=self._skipped, failed=0,
         )  # fmt: skip
+
+    def _run(self) -> None:
+        while not self._stop.wait(INTERVAL_S):
+            if self._counts != self._told:
+                self.beat()

@@ -1,81 +1,60 @@
 """From states on the device to files: bounded host buffers, a side stream, writer threads.
 
-The engine's thread only enqueues copies. A sample owns one buffer from its first row to its file; buffers come from
-torch's pinned-memory cache, so that reuse costs no allocation, and their total is bounded by `BufferBudget`.
+The engine's thread only enqueues copies. A sample of usual length owns one buffer from its first row to its file; a
+long one is streamed: its rows go to its temporary file piece by piece, so that it never lies in memory whole. All
+buffers together stay below the pool's limit. Where there is no room and none is coming (the disk is full), a sample
+is given up and reported as deferred; the driver sends it again.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from remote_payload.extract.formats import Format, SampleData, Sink, publish, token_digest
+from remote_payload.extract.pool import DEFAULT_BUFFER_BYTES, Abandoned, BufferPool
+from remote_payload.extract.spill import Spill
+from remote_payload.extract.statistics import STATISTICS, measure, summarize_states
 from remote_payload.host.journal import Journal
 
 WRITERS = 4
 """Threads a rank. With 8 ranks, 32 streams: enough for one NVMe array or a parallel file system."""
 
-LARGEST_SAMPLES = 8
-"""Buffers are bounded to this many samples of full length: those being written, and as many being filled."""
+PIECES = 8
+"""A streamed piece is at most this part of the pool: two samples fill pieces while as many are being written."""
 
-BUDGET_FLOOR, BUDGET_CEILING = 256 << 20, 4 << 30
-"""Bytes a rank. The ceiling keeps 8 ranks below 32 GiB of pinned host memory."""
-
-STATISTICS = 4  # norm, NaN count, Inf count, whether the row is zero
+DTYPE_CODES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Buffer:
-    """A sample under way: `hidden` [tokens, states, hidden] in store dtype, `statistics` [tokens, states, 4] fp32."""
+    """A sample under way: `hidden` [tokens, states, hidden] in store dtype, `statistics` [tokens, states, 4] fp32.
+
+    A streamed sample has a `spill` instead of `hidden`; `writes` are its pieces on their way there.
+    """
 
     index: int
     token_ids: bytes
     loss_spans: list[list[int]] | None
-    hidden: torch.Tensor
+    hidden: torch.Tensor | None
     statistics: torch.Tensor
     started: float  # time.monotonic()
+    spill: Spill | None = None
+    writes: list[Future[None]] = field(default_factory=list)
+    wanted: bool = True
     copied: Any = None  # a CUDA event after the last copy
 
-
-class BufferBudget:
-    """Bounds the bytes of all buffers, without ever deadlocking.
-
-    Half-filled samples hold buffers until later steps complete them, so waiting is only right while a writer is
-    about to free one; otherwise the bound is exceeded.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._used = 0
-        self._writing = 0
-        self._changed = threading.Condition()
-
-    def acquire(self, size: int, check: Callable[[], None]) -> None:
-        """Wait for room. `check` runs about once a second meanwhile and may raise."""
-        with self._changed:
-            while self._used + size > self._limit and self._writing:
-                self._changed.wait(1.0)
-                check()
-            self._used += size
-
-    def writing(self) -> None:
-        with self._changed:
-            self._writing += 1
-
-    def release(self, size: int, *, written: bool) -> None:
-        with self._changed:
-            self._used -= size
-            self._writing -= written
-            self._changed.notify_all()
+    @property
+    def tokens(self) -> int:
+        return self.statistics.shape[0]
 
 
 class SampleStore:
@@ -90,32 +69,45 @@ class SampleStore:
         hidden: int,
         dtype: torch.dtype,
         device: torch.device,
-        max_tokens: int,
-        ledger: Journal,
+        ledgers: Sequence[Journal],
         metadata: Callable[[Buffer, list[dict[str, Any]], str], dict[str, str]],
+        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
     ) -> None:
-        """`metadata` makes a file's own description from buffer, per-state statistics and token digest."""
+        """`metadata` makes a file's own description from buffer, per-state statistics and token digest.
+
+        Every ledger gets the same line of each sample, in the order given. Raises ValueError if `buffer_bytes` cannot
+        hold PIECES rows.
+        """
         os.makedirs(output, exist_ok=True)
         self._output, self._form, self._boundaries, self._hidden = output, form, tuple(boundaries), hidden
-        self._dtype, self._ledger, self._metadata = dtype, ledger, metadata
+        self._dtype, self._ledgers, self._metadata = dtype, tuple(ledgers), metadata
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        largest = max_tokens * len(self._boundaries) * hidden * dtype.itemsize
-        self._budget = BufferBudget(min(max(LARGEST_SAMPLES * largest, BUDGET_FLOOR), BUDGET_CEILING))
-        self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="ctl-writer")
+        self.row_bytes = len(self._boundaries) * hidden * dtype.itemsize
+        if buffer_bytes < PIECES * self.row_bytes:
+            raise ValueError(f"buffer_bytes {buffer_bytes} is less than {PIECES} tokens of {self.row_bytes} bytes")
+        self.pool = BufferPool(buffer_bytes)
+        self._piece_rows = buffer_bytes // PIECES // self.row_bytes
+        self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="ctl-writer")
         self._futures: deque[Future[None]] = deque()
+        self._deferred: deque[int] = deque()  # also filled by writers
 
-    def open(self, index: int, token_ids: list[int], loss_spans: list[list[int]] | None) -> Buffer:
-        """Return a buffer for a sample, waiting for room. Raises the error of a failed write."""
-        shape = (len(token_ids), len(self._boundaries))
-        size = shape[0] * shape[1] * self._hidden * self._dtype.itemsize
-        self._budget.acquire(size, self.check)
-        pinned = self._stream is not None
+    def open(self, index: int, token_ids: list[int], loss_spans: list[list[int]] | None) -> Buffer | None:
+        """Return a buffer for a sample; None if there is no room for it: it is deferred.
+
+        Raises the error of a failed write.
+        """
+        tokens, size = len(token_ids), len(token_ids) * self.row_bytes
+        streamed = is_streamed(size, self.pool.limit)
+        if not streamed and not self.pool.acquire(size, self.check):
+            self._deferred.append(index)
+            return None
         return Buffer(
             index=index,
             token_ids=array("q", token_ids).tobytes(),
             loss_spans=loss_spans,
-            hidden=torch.empty((*shape, self._hidden), dtype=self._dtype, pin_memory=pinned),
-            statistics=torch.empty((*shape, STATISTICS), dtype=torch.float32, pin_memory=pinned),
+            hidden=None if streamed else self._host_tensor(tokens, self._hidden, self._dtype),
+            spill=Spill(self._output, self._form, index, tokens, self.row_bytes) if streamed else None,
+            statistics=self._host_tensor(tokens, STATISTICS, torch.float32),
             started=time.monotonic(),
         )
 
@@ -124,38 +116,37 @@ class SampleStore:
         picked = [torch.cat([state[row : row + count] for row, count in spans]) for state in states]
         return torch.stack([rows.to(self._dtype) for rows in picked], dim=1)
 
-    def copy(self, block: torch.Tensor, parts: Sequence[tuple[Buffer, int, int]]) -> None:
-        """Copy consecutive rows of `block` into (buffer, first position, count) parts, with their statistics."""
+    def copy(self, block: torch.Tensor, parts: Sequence[tuple[Buffer, int, int]]) -> list[Buffer]:
+        """Copy consecutive rows of `block` into (buffer, first position, count) parts, with their statistics.
+
+        Return the buffers that had to be deferred; they are discarded already.
+        """
         statistics = measure(block)
         if self._stream is None:
-            self._copy(block, statistics, parts)
-            return
+            return self._copy(block, statistics, parts)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            self._copy(block, statistics, parts)
-            done = torch.cuda.Event()
-            done.record(self._stream)
+            deferred = self._copy(block, statistics, parts)
+            done = self._recorded()
         for tensor in (block, statistics):
             tensor.record_stream(self._stream)  # their memory must not be reused before the copy
         for buffer, _, _ in parts:
             buffer.copied = done
-
-    @staticmethod
-    def _copy(block: torch.Tensor, statistics: torch.Tensor, parts: Sequence[tuple[Buffer, int, int]]) -> None:
-        row = 0
-        for buffer, start, count in parts:
-            buffer.hidden[start : start + count].copy_(block[row : row + count], non_blocking=True)
-            buffer.statistics[start : start + count].copy_(statistics[row : row + count], non_blocking=True)
-            row += count
+        return deferred
 
     def finish(self, buffer: Buffer) -> None:
         """Hand a filled buffer to the writers."""
-        self._budget.writing()
-        self._futures.append(self._pool.submit(self._write, buffer))
+        if buffer.hidden is not None:
+            self.pool.writing()
+        self._submit(self._write, buffer)
 
     def discard(self, buffer: Buffer) -> None:
-        """Forget a sample that starts again."""
-        self._budget.release(buffer.hidden.nbytes, written=False)
+        """Forget a sample that starts again, or is given up."""
+        buffer.wanted = False
+        if buffer.hidden is not None:
+            self.pool.release(buffer.hidden.nbytes, written=False)
+        else:
+            self._submit(self._drop, buffer)
 
     def check(self) -> None:
         """Raise the first error of a writer, if there was one; never waits."""
@@ -165,64 +156,136 @@ class SampleStore:
             if future.done():
                 future.result()
 
+    def status(self) -> dict[str, Any]:
+        """Return {"writing": samples handed over, "stalled": why or None, "deferred": indexes since the last call}.
+
+        Raises the error of a failed write; never waits.
+        """
+        self.check()
+        deferred = [self._deferred.popleft() for _ in range(len(self._deferred))]
+        return {"writing": len(self._futures), "stalled": self.pool.stalled, "deferred": deferred}
+
     def drain(self) -> None:
         """Wait until every sample handed over is on disk and in the ledger. Raises the error of a failed write."""
         while self._futures:
             self._futures.popleft().result()
 
+    # ---------------------------------------------------------------------------------- inside
+
+    def _host_tensor(self, tokens: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+        # torch caches pinned memory, so that reuse costs no allocation.
+        return torch.empty((tokens, len(self._boundaries), width), dtype=dtype, pin_memory=self._stream is not None)
+
+    def _recorded(self) -> Any:
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event
+
+    def _copy(
+        self, block: torch.Tensor, statistics: torch.Tensor, parts: Sequence[tuple[Buffer, int, int]]
+    ) -> list[Buffer]:
+        deferred, row = [], 0
+        for buffer, start, count in parts:
+            rows = block[row : row + count]
+            if buffer.hidden is not None:
+                buffer.hidden[start : start + count].copy_(rows, non_blocking=True)
+            elif not self._stream_rows(buffer, start, rows):
+                self._deferred.append(buffer.index)
+                self.discard(buffer)
+                deferred.append(buffer)
+            buffer.statistics[start : start + count].copy_(statistics[row : row + count], non_blocking=True)
+            row += count
+        return deferred
+
+    def _stream_rows(self, buffer: Buffer, start: int, rows: torch.Tensor) -> bool:
+        """Hand rows to the writers in pieces; False if there was no room for one."""
+        for first in range(0, len(rows), self._piece_rows):
+            part = rows[first : first + self._piece_rows]
+            if not self.pool.acquire(part.nbytes, self.check):
+                return False
+            piece = self._host_tensor(len(part), self._hidden, self._dtype)
+            piece.copy_(part, non_blocking=True)
+            self.pool.writing()
+            buffer.writes.append(self._submit(self._write_piece, buffer, start + first, piece, self._recorded()))
+        return True
+
+    def _submit(self, task: Callable[..., None], *arguments: Any) -> Future[None]:
+        future = self._threads.submit(task, *arguments)
+        self._futures.append(future)
+        return future
+
+    def _write_piece(self, buffer: Buffer, start: int, piece: torch.Tensor, copied: Any) -> None:
+        spill = buffer.spill
+        assert spill is not None
+        try:
+            if copied is not None:
+                copied.synchronize()
+            if buffer.wanted:
+                self.pool.patiently(lambda: spill.write(start, _bytes_of(piece)), lambda: buffer.wanted)
+        except Abandoned:
+            pass  # reported as deferred by whoever gave it up
+        finally:
+            self.pool.release(piece.nbytes, written=True)
+
+    def _drop(self, buffer: Buffer) -> None:
+        assert buffer.spill is not None
+        for write in buffer.writes:  # they were submitted earlier, so some thread is at work on them
+            write.result()
+        buffer.spill.close()
+
     def _write(self, buffer: Buffer) -> None:
         try:
+            for write in buffer.writes:
+                write.result()
             if buffer.copied is not None:
                 buffer.copied.synchronize()
             states = summarize_states(self._boundaries, buffer.statistics)
             digest = token_digest(buffer.token_ids)
-            data = SampleData(
-                token_ids=buffer.token_ids,
-                hidden=buffer.hidden.view(torch.uint8).numpy().data.cast("B"),
-                shape=(buffer.hidden.shape[0], len(self._boundaries), self._hidden),
-                dtype={torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}[self._dtype],
-                metadata=self._metadata(buffer, states, digest),
-            )
             name = self._form.file_name(buffer.index)
-
-            def write(sink: Sink) -> None:
-                self._form.write(data, sink)
-
-            size, sha256 = publish(os.path.join(self._output, name), write)
-            self._ledger.append(
-                {
-                    "index": buffer.index, "file": name, "tokens": data.shape[0], "bytes": size, "sha256": sha256,
-                    "token_sha256": digest, "states": states,
-                    "seconds": round(time.monotonic() - buffer.started, 6),
-                }
-            )  # fmt: skip
+            size, sha256 = self._publish(
+                buffer, os.path.join(self._output, name), self._describe(buffer, states, digest)
+            )
+            record = {
+                "index": buffer.index, "file": name, "tokens": buffer.tokens, "bytes": size, "sha256": sha256,
+                "token_sha256": digest, "states": states, "seconds": round(time.monotonic() - buffer.started, 6),
+            }  # fmt: skip
+            for ledger in self._ledgers:
+                self.pool.patiently(lambda ledger=ledger: ledger.append(record))  # type: ignore[misc]  # bound early
+        except Abandoned:
+            self._deferred.append(buffer.index)
         finally:
-            self._budget.release(buffer.hidden.nbytes, written=True)
+            if buffer.hidden is not None:
+                self.pool.release(buffer.hidden.nbytes, written=True)
 
-
-def measure(block: torch.Tensor) -> torch.Tensor:
-    """Return, on the block's device, fp32 [rows, states, 4]: L2 norm, NaN count, Inf count, 1.0 for a zero row."""
-    norm = torch.linalg.vector_norm(block, dim=-1, dtype=torch.float32)
-    nan = block.isnan().sum(-1, dtype=torch.float32)
-    inf = block.isinf().sum(-1, dtype=torch.float32)
-    zero = (~block.any(-1)).float()
-    return torch.stack([norm, nan, inf, zero], dim=-1)
-
-
-def summarize_states(boundaries: Sequence[int], statistics: torch.Tensor) -> list[dict[str, Any]]:
-    """Return the ledger's per-state figures; norms are over the rows where they are finite, None if there is none."""
-    figures = []
-    for place, boundary in enumerate(boundaries):
-        norm, nan, inf, zero = statistics[:, place].unbind(-1)
-        finite = norm[norm.isfinite()]
-        figures.append(
-            {
-                "boundary": boundary,
-                "norm_mean": float(finite.mean()) if len(finite) else None,
-                "norm_max": float(finite.max()) if len(finite) else None,
-                "nan": int(nan.sum()),
-                "inf": int(inf.sum()),
-                "zero_rows": int(zero.sum()),
-            }
+    def _describe(self, buffer: Buffer, states: list[dict[str, Any]], digest: str) -> SampleData:
+        return SampleData(
+            token_ids=buffer.token_ids,
+            hidden=_bytes_of(buffer.hidden) if buffer.hidden is not None else memoryview(b""),
+            shape=(buffer.tokens, len(self._boundaries), self._hidden),
+            dtype=DTYPE_CODES[self._dtype],
+            metadata=self._metadata(buffer, states, digest),
         )
-    return figures
+
+    def _publish(self, buffer: Buffer, path: str, data: SampleData) -> tuple[int, str]:
+        if buffer.spill is not None:
+            spill = buffer.spill
+            try:
+                return self.pool.patiently(lambda: spill.publish(path, data))
+            finally:
+                spill.close()
+
+        def write(sink: Sink) -> None:
+            self._form.write(data, sink)
+
+        return self.pool.patiently(lambda: publish(path, write))
+
+
+def is_streamed(size: int, buffer_bytes: int) -> bool:
+    """Whether a sample of `size` bytes goes to its file in pieces: two that do not must fit the pool."""
+    return size > buffer_bytes // 2
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.view(torch.uint8).numpy().data.cast("B")

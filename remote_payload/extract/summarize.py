@@ -20,8 +20,8 @@ from remote_payload.host.protocol import RunPaths
 
 DTYPE_NAMES = {code: name for name, code in DTYPE_CODES.items()}
 
-LISTED = 100
-"""Missing samples listed in verify.json; `samples.missing` counts them all."""
+LISTED = 10_000
+"""Missing samples listed in verify.json; `samples.missing` counts them all, and the ledger names each."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,6 +93,8 @@ def verify(paths: RunPaths) -> dict[str, Any]:
         "tokens_per_s": _rate(sum(r["tokens"] for r in fresh), extract_s),
         "bytes_per_s": _rate(sum(r["bytes"] for r in fresh), extract_s),
         "token_lengths": manifest["token_lengths"],
+        "ranks": _by_rank(paths.ledger),
+        "kept": _share(r for r in records.values() if r.get("kept")),
         "missing": missing[:LISTED],
         "timings": {"load_s": seconds.get("load"), "extract_s": round(extract_s, 3)},
         "versions": manifest["versions"],
@@ -177,6 +179,19 @@ def _state(boundary: int, totals: _StateTotals | None) -> dict[str, Any]:
         "inf": totals.inf,
         "zero_rows": totals.zero_rows,
     }
+
+
+def _by_rank(folder: str) -> list[dict[str, Any]]:
+    """Return the files and bytes that each rank wrote in this run."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    ranks = sorted(int(name[len("rank-") : -len(".jsonl")]) for name in names if name.startswith("rank-"))
+    ledgers = {rank: read_lines(os.path.join(folder, f"rank-{rank}.jsonl")) for rank in ranks}
+    return [{"rank": rank, **_share(r for r in ledgers[rank] if "file" in r)} for rank in ranks]
+
+
+def _share(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    sizes = [record["bytes"] for record in records]
+    return {"files": len(sizes), "bytes": sum(sizes)}
 
 
 def _rank_ledgers(folder: str) -> list[dict[str, Any]]:

@@ -31,6 +31,8 @@ from remote_payload.extract.errors import CaptureError, ExceptionReporter
 from remote_payload.extract.formats import format_named
 from remote_payload.extract.hooks import Eager, LayerHooks, decoder_layers
 from remote_payload.extract.native import NativeStates, Probe, prove
+from remote_payload.extract.output import output_ledger
+from remote_payload.extract.pool import DEFAULT_BUFFER_BYTES
 from remote_payload.extract.settings import CONFIG_KEY, CaptureSettings, load_job
 from remote_payload.extract.store import Buffer, SampleStore
 from remote_payload.host.journal import EventWriter, Journal
@@ -63,6 +65,7 @@ class CaptureWorker(Base):
         self._native: NativeStates | None = None
         self._native_places: dict[int, int] = {}
         self._probing: str | None = None
+        self._restarted = 0
         self._probe = Probe()
         self._canary = CanaryRank(self._settings)
         self._repairs: list[str] = []
@@ -116,6 +119,7 @@ class CaptureWorker(Base):
                 raise
             self._canary.fail(error)
             step = Step()
+        self._restarted += len(step.restarted)
         for request in step.restarted:
             self._canary.restart(request.index)
             if request.sink is not None:
@@ -145,6 +149,7 @@ class CaptureWorker(Base):
         return {
             "rank": self.rank, "native": self._native is not None, "compiled": not self._eager.always,
             "repairs": self._repairs,
+            "row_bytes": self._store.row_bytes,
         }  # fmt: skip
 
     def ctl_probe(self, kind: str) -> None:
@@ -227,9 +232,17 @@ class CaptureWorker(Base):
     def ctl_canary_forget(self) -> None:
         self._canary.forget()
 
-    def ctl_drain(self) -> None:
-        """Return when every sample is on disk and in the ledger. Raises the error of a failed write."""
+    def ctl_status(self) -> dict[str, Any]:
+        """Return `SampleStore.status`, and the rank. Raises the error of a failed write; never waits."""
+        return {"rank": self.rank, **self._store.status()}
+
+    def ctl_drain(self) -> dict[str, Any]:
+        """Return when every sample is on disk and in the ledger. Raises the error of a failed write.
+
+        "restarted": how often a preempted prompt was captured anew; "buffer_peak": bytes.
+        """
         self._store.drain()
+        return {"rank": self.rank, "restarted": self._restarted, "buffer_peak": self._store.pool.peak}
 
     # ---------------------------------------------------------------------------------- inside
 
@@ -275,19 +288,23 @@ class CaptureWorker(Base):
                 self._probe.add(self._probing, key, part.request.index, part.start, state[row : row + part.count])
 
     def _keep_samples(self, step: Step, offsets: dict[str, int], states: list[torch.Tensor]) -> None:
-        mine = [part for part in step.segments if self._is_mine(part.request)]
-        if not mine:
-            return
+        mine = [part for part in step.segments if self._is_mine(part.request) and not part.request.dropped]
         for part in mine:
             request = part.request
             if request.sink is None:
                 request.sink = self._store.open(request.index, request.token_ids, request.loss_spans)
+                request.dropped = request.sink is None
+        mine = [part for part in mine if part.request.sink is not None]
+        if not mine:
+            return
         spans = [(offsets[part.request.request_id], part.count) for part in mine]
         block = self._store.block(states, spans)
-        self._store.copy(block, [(part.request.sink, part.start, part.count) for part in mine])
+        deferred = self._store.copy(block, [(part.request.sink, part.start, part.count) for part in mine])
         for part in mine:
-            if part.request.complete:
+            part.request.dropped = part.request.sink in deferred
+            if part.request.complete and not part.request.dropped:
                 self._store.finish(part.request.sink)
+            if part.request.complete or part.request.dropped:
                 part.request.sink = None
 
     def _is_mine(self, request: Request) -> bool:
@@ -302,9 +319,13 @@ class CaptureWorker(Base):
             hidden=hidden,
             dtype=self.model_config.dtype if name == "auto" else getattr(torch, name),
             device=self.device,
-            max_tokens=spec["max_seq_len"],
-            ledger=Journal(os.path.join(self._job.paths.ledger, f"rank-{self.rank}.jsonl")),
+            # The output's own ledger first: a line in the run's ledger promises that a later run finds the file.
+            ledgers=[
+                Journal(output_ledger(spec["output"], self._job.run_id, self.rank)),
+                Journal(os.path.join(self._job.paths.ledger, f"rank-{self.rank}.jsonl")),
+            ],
             metadata=self._metadata,
+            buffer_bytes=spec.get("buffer_bytes") or DEFAULT_BUFFER_BYTES,
         )
 
     def _metadata(self, buffer: Buffer, states: list[dict[str, Any]], digest: str) -> dict[str, str]:

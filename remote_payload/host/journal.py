@@ -31,15 +31,21 @@ class Journal:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         self.path = path
         self._lock = threading.Lock()
+        self._cut = False
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._end_cut_line()
 
     def append(self, record: Dict[str, Any], durable: bool = False) -> None:
-        """Append `record` as one line; with `durable` it is on disk when this returns."""
+        """Append `record` as one line; with `durable` it is on disk when this returns.
+
+        After an error (a full disk) the same record may be appended again: it then starts on a fresh line.
+        """
         line = json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=str) + "\n"
         with self._lock:
+            before, self._cut = self._cut, True
             # A lone surrogate (a file name that is no UTF-8, in a traceback) must not lose the event.
-            write_all(self._descriptor, line.encode("utf-8", "backslashreplace"))
+            write_all(self._descriptor, ("\n" * before + line).encode("utf-8", "backslashreplace"))
+            self._cut = False
             if durable:
                 os.fsync(self._descriptor)
 

@@ -13,7 +13,7 @@ import stat
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
 
 from remote_payload.host.guard import DIRECTORY_FLAGS, Place, Problem, Refused, open_output, same_mount
-from remote_payload.host.protocol import OWNER_MARKER
+from remote_payload.host.protocol import OUTPUT_MANIFEST, OWNER_MARKER
 
 MAX_EXAMPLES = 50
 MAX_PROBLEMS = 20
@@ -46,6 +46,7 @@ class Listing(TypedDict):
 
     exists: bool
     marker: Optional[Dict[str, Any]]
+    manifest: Optional[Dict[str, Any]]  # what the job says of the samples in it
     entries: int
     bytes: int
     digest: Optional[str]  # None: absent, empty, or not to be listed (see problems)
@@ -92,6 +93,7 @@ def snapshot(place: Place) -> Tuple[Listing, Dict[str, Fingerprint]]:
     order = sorted(found)
     listing = _listing(exists=True, problems=problems)
     listing["marker"] = marker
+    listing["manifest"] = _read_record(place.folder, OUTPUT_MANIFEST)
     listing["entries"] = len(found)
     listing["bytes"] = sum(fingerprint.size for fingerprint in found.values())
     listing["digest"] = _digest(order, found) if found and not problems else None
@@ -142,8 +144,13 @@ def walk(place: Place, problems: List[Problem]) -> Iterator[Visit]:
 
 def read_marker(folder: int) -> Optional[Dict[str, Any]]:
     """Return the owner marker of an open folder; None if there is none, or something else of its name."""
+    record = _read_record(folder, OWNER_MARKER)
+    return record if record is not None and "wire" in record and "run_id" in record else None
+
+
+def _read_record(folder: int, name: str) -> Optional[Dict[str, Any]]:
     try:
-        descriptor = os.open(OWNER_MARKER, _FILE_FLAGS, dir_fd=folder)
+        descriptor = os.open(name, _FILE_FLAGS, dir_fd=folder)
     except OSError:  # absent, a link, unreadable: in every case nothing proves that the folder is ours
         return None
     try:
@@ -154,7 +161,7 @@ def read_marker(folder: int) -> Optional[Dict[str, Any]]:
         return None
     finally:
         os.close(descriptor)
-    return record if isinstance(record, dict) and "wire" in record and "run_id" in record else None
+    return record if isinstance(record, dict) else None
 
 
 def _enter(place: Place, parent: int, name: str, relpath: str, problems: List[Problem]) -> Optional[int]:
@@ -204,6 +211,7 @@ def _listing(exists: bool, problems: Optional[List[Problem]] = None) -> Listing:
     return {
         "exists": exists,
         "marker": None,
+        "manifest": None,
         "entries": 0,
         "bytes": 0,
         "digest": None,

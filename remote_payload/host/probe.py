@@ -12,6 +12,7 @@ import socket
 import sys
 from typing import Any, BinaryIO, Dict, List, Optional
 
+from remote_payload.host.capability import probe_capability
 from remote_payload.host.lease import lease_folder, list_leases, user_name
 from remote_payload.host.listing import scan
 from remote_payload.host.liveness import read_readings
@@ -30,6 +31,7 @@ DEADLINES_S = {
     "model": 20.0,  # a header of each shard, from a cold network disk
     "data": 20.0,
     "environment": 30.0,  # a cold start of Python from a network disk
+    "capability": 10.0,  # a second of reading, after the environment has said where vLLM lies
     "outputs": 30.0,  # a million entries take about 10 s
     "lease": 5.0,
 }
@@ -92,6 +94,10 @@ def plan_sections(request: Dict[str, Any]) -> List[Section]:
         note(folder)
         return {"folder": folder, "leases": list_leases(folder)}
 
+    def capability(note: Note, results: Results) -> Dict[str, Any]:
+        package = results["environment"].get("data", {}).get("vllm_path")
+        return probe_capability(note, package, str(model), request["accelerator"])
+
     runs = {
         "gpus": lambda note, results: probe_gpus(note) if cuda else probe_cpu(note),
         "processes": processes,
@@ -103,10 +109,11 @@ def plan_sections(request: Dict[str, Any]) -> List[Section]:
     }
     if model is not None:
         runs["model"] = lambda note, results: probe_model(note, model)
+        runs["capability"] = capability
     if data is not None:
         runs["data"] = lambda note, results: probe_data(note, data)
     deadlines = {**DEADLINES_S, "gpus": min(DEADLINES_S["gpus"], GPUS_SHARE * request["deadline_s"])}
-    after = {"processes": "gpus"}
+    after = {"processes": "gpus", "capability": "environment"}
     return [Section(name, deadlines[name], runs[name], after.get(name)) for name in deadlines if name in runs]
 
 

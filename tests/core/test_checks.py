@@ -96,6 +96,17 @@ def test_a_section_that_is_not_reported_is_not_taken_for_good(name: str) -> None
     assert f"probe-{name}" in [f.code for f in findings(report, changed_plan({})) if f.level is Level.FAIL]
 
 
+def test_what_is_allowed_by_name_is_a_warning_that_says_so() -> None:
+    report = changed_report({"model.exists": False})
+    (refused,) = [f for f in findings(report, changed_plan({})) if f.code == "model-missing"]
+    (allowed,) = [
+        f for f in findings(report, changed_plan({}), allow=["model-missing", "data"]) if f.code == refused.code
+    ]
+    assert (refused.level, refused.allowed) == (Level.FAIL, False)
+    assert (allowed.level, allowed.allowed, allowed.why) == (Level.WARN, True, "allowed by name")
+    assert not [f for f in findings(report, changed_plan({}), allow=["data"]) if f.allowed]
+
+
 def test_judging_changes_nothing() -> None:
     report, plan = base("probe"), changed_plan({})
     before = copy.deepcopy((report, plan))

@@ -374,8 +374,6 @@ def test_what_does_not_exist_yet_is_refused_honestly() -> None:
     local = playbook_refused(PLAYBOOK.replace("data/d.jsonl", "local:d.jsonl"))
     assert "not supported yet" in local.why
     assert "copy the file to the host" in local.fix
-    resume = playbook_refused(PLAYBOOK + 'stale = "resume"\n')
-    assert "does not exist yet" in resume.why
 
 
 @pytest.mark.parametrize("path", ["", "~/m", "a/../../b", "a\\u0000b"])
@@ -395,7 +393,7 @@ def test_overrides_replace_and_are_checked_under_the_flags_name() -> None:
     assert (made.output.stale, made.output.path) == (Stale.CLEAR, "states/other")
     assert (made.data.max_samples, made.capture.path) == (5, CapturePath.HOOKS)
     assert override(playbook(), Overrides()) == playbook()
-    for overrides, flag in ((Overrides(stale="resume"), "--stale"), (Overrides(max_samples=0), "--max-samples")):
+    for overrides, flag in ((Overrides(stale="restart"), "--stale"), (Overrides(max_samples=0), "--max-samples")):
         with pytest.raises(UsageError) as caught:
             override(playbook(), overrides)
         assert caught.value.what.startswith(flag)

@@ -197,7 +197,8 @@ def test_preflight_adds_what_was_seen_and_leaves_the_first_plan_alone() -> None:
     first = plan()
     before = copy.deepcopy(first)
     seen: OwnedOutput = {**first["job"]["outputs"][0], "digest": "cd" * 32, "entries": 3, "bytes": 9}
-    second = planner.with_preflight(first, [seen], {"push_s": 0.5})
+    second = planner.with_preflight(first, [seen], {"push_s": 0.5}, ["disk-low"])
+    assert (first["allowed"], second["allowed"]) == ([], ["disk-low"])
     assert second["job"]["outputs"] == [seen]
     assert second["timings"] == {"push_s": 0.5}
     assert first == before

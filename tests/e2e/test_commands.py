@@ -29,6 +29,24 @@ def test_run_streams_any_command_and_repeats_its_exit_code(project: Project) -> 
     assert (summary["kind"], summary["end_reason"], summary["gpus_clean"]) == ("command", "job-failed", True)
 
 
+def test_a_failed_run_names_its_cause_with_the_place_in_its_log(project: Project) -> None:
+    log = Path(__file__).parents[1] / "data" / "vllm-logs" / "h200-0.24-load-keyerror.log"
+    done = project.ctl("run", "--host", "demo", "--", "sh", "-c", f"cat {log}; exit 1")
+    assert done.returncode == 100
+    assert "cause: config.json lacks `topk_method`" in done.stderr
+    assert "log/000001.log:86" in done.stderr
+    assert 'hint: add `"topk_method"' in done.stderr
+    document = project.json("summary", "--last")
+    assert document["triage"]["code"] == "topk-method"
+    assert document["triage"]["evidence"][0]["segment"] == "log/000001.log"
+    assert "topk-method" in project.ctl("summary", "--last").stdout
+    shown = project.ctl("logs", "--last", "--problem")
+    assert "KeyError: 'layers.2.mlp.gate.e_score_correction_bias'" in shown.stdout
+    assert shown.stdout in log.read_text()
+    assert "000001.log:86" in shown.stderr
+    assert project.ctl("logs", "--last", "--problem", "--follow").returncode == 2
+
+
 def test_arguments_reach_the_command_as_they_are(project: Project) -> None:
     words = ["a b", "'", '"', "$HOME", "`id`", "*", "ümläut", "-n", "", "new\nline"]
     done = project.ctl("run", "--host", "demo", "--", "printf", "%s\\0", *words)
@@ -63,7 +81,8 @@ def test_attach_needs_no_local_state(project: Project, tmp_path: Path) -> None:
     assert started.returncode == 8
     run_id = project.json("ps", "--host", "demo")["runs"][0]["run_id"]
     elsewhere = tmp_path / "runs"
-    attached = project.ctl("attach", run_id, "--host", "demo", CTL_RUNS_DIR=str(elsewhere))
+    other = {"CTL_RUNS_DIR": str(elsewhere), "XDG_STATE_HOME": str(tmp_path / "state")}
+    attached = project.ctl("attach", run_id, "--host", "demo", **other)
     assert attached.returncode == 0, attached.stderr
     assert (elsewhere / run_id / "log" / "000001.log").read_bytes() == b"from elsewhere\n"
 
@@ -86,6 +105,16 @@ def test_ctrl_c_after_the_confirmation_detaches(project: Project) -> None:
     assert "ctl attach" in rest
     assert project.ctl("attach", "--last").returncode == 0
     assert project.ctl("logs", "--last").stdout == "working\ndone\n"
+
+
+def test_a_finding_is_allowed_by_its_name(project: Project) -> None:
+    playbook = project.playbook("no-model", ("models/kimi-k25-tiny", "models/none"))
+    words = ("preflight", "--host", "demo", "--playbook", playbook, "--stale", "clear")
+    refused = project.json(*words, code=3)
+    failed = [finding["code"] for finding in refused["findings"] if finding["level"] == "fail"]
+    assert failed == ["model-missing"]
+    allowed = project.json(*words, "--allow", "model-missing", "--allow", "nothing-like-it")
+    assert [finding["code"] for finding in allowed["findings"] if finding["allowed"]] == failed
 
 
 def test_preflight_reports_and_changes_nothing(project: Project) -> None:

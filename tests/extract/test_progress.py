@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.disk import fill, small_disk
 
-from remote_payload.extract.progress import Counts, LedgerTail, Progress
+from remote_payload.extract.progress import Counts, LedgerTail, PatientEvents, Progress
 from remote_payload.extract.rotary import flattened, is_wrong
 from remote_payload.host.files import read_lines
 from remote_payload.host.journal import EventWriter, Journal
@@ -30,17 +31,41 @@ def test_the_tail_reads_whole_lines_of_every_rank_once(tmp_path: Path) -> None:
 
 def test_events_come_at_the_start_while_writing_and_at_the_end(tmp_path: Path) -> None:
     events = EventWriter(str(tmp_path / "events"), "driver", "20260102-030405-abcdef", "here")
-    ledger = Journal(str(tmp_path / "ledger" / "rank-0.jsonl"))
     path = str(tmp_path / "events" / "driver.jsonl")
-    with Progress(events, str(tmp_path / "ledger"), total=3, skipped=1, kept=Counts(done=1, tokens=5, bytes=50)):
-        ledger.append({"tokens": 10, "bytes": 100})
+    kept = Counts(done=1, tokens=5, bytes=50)
+    with Progress(PatientEvents(events), total=3, skipped=1, kept=kept) as progress:
+        progress.add({"tokens": 10, "bytes": 100})
         deadline = time.monotonic() + 30
         while len(read_lines(path)) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
-        ledger.append({"tokens": 10, "bytes": 100})
+        progress.add({"tokens": 10, "bytes": 100})
     told = [(e["done"], e["total"], e["tokens"], e["bytes"], e["skipped"]) for e in read_lines(path)]
     assert told == [(1, 3, 5, 50, 1), (2, 3, 15, 150, 1), (3, 3, 25, 250, 1)]
     assert "ctl-progress" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_line_that_a_full_disk_cut_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text('{"index":0,"fi\n{"index":0}\n')
+    assert list(LedgerTail(str(tmp_path)).read()) == [{"index": 0}]
+
+
+def test_events_wait_for_room_and_progress_only_for_the_latest(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        events = PatientEvents(EventWriter(str(disk / "events"), "driver", "20260102-030405-abcdef", "here"))
+        filler = fill(disk, 0)
+        for number in range(400):  # more than the last page of the file holds
+            events.emit("progress", done=number)
+            events.emit("notice", code=f"n{number}")
+        filler.unlink()
+        events.emit("notice", code="last")
+        told = read_lines(str(disk / "events" / "driver.jsonl"))
+    codes = [event["code"] for event in told if event["type"] == "notice"]
+    assert codes == [*(f"n{number}" for number in range(400)), "last"]
+    done = [event["done"] for event in told if event["type"] == "progress"]
+    assert done == sorted(done)
+    assert done[-1] == 399
+    assert len(done) < 400
 
 
 def rotate(query: torch.Tensor, cache: torch.Tensor, dim: int) -> None:

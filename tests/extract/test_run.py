@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.extraction import RUN_ID, Run, execute, header_of, make_run
 
-from remote_payload.host.protocol import file_digest
+from remote_payload.host.protocol import OUTPUT_LEDGER, OUTPUT_MANIFEST, file_digest
 
 PHASES = ("data", "load", "probe", "canary", "capture", "drain", "canary-end")
 
@@ -96,7 +96,8 @@ def test_an_error_of_the_engine_reaches_the_events_whole(kimi_failed: Run) -> No
 
 @pytest.mark.engine
 def test_a_failed_run_leaves_no_file_under_a_final_name(kimi_failed: Run) -> None:
-    assert os.listdir(kimi_failed.output) == []
+    assert sorted(os.listdir(kimi_failed.output)) == [OUTPUT_LEDGER, OUTPUT_MANIFEST]
+    assert {record["failed"] for record in kimi_failed.ledger("driver") if "failed" in record} == {"job-failed"}
     verified = execute(kimi_failed, "summarize")
     document = json.loads((kimi_failed.folder / "verify.json").read_text())
     assert verified.code == 1
@@ -142,7 +143,7 @@ def test_resume_captures_only_what_is_not_there_whole(qwen_native: Run, tmp_path
     fields = json.loads((qwen_native.folder / "plan.json").read_text())["extract"]
     run = execute(make_run(tmp_path, **{**fields, "stale": "resume"}), "engine")
     assert run.code == 0, run.log[-4000:]
-    assert {event["name"] for event in run.events("phase")} == {"data"}  # all is there: no engine was started
+    assert {event["name"] for event in run.events("phase")} == {"data", "resume"}  # all is there: no engine
     assert not run.ledger()
     assert execute(run, "summarize").code == 0
     document = json.loads((run.folder / "verify.json").read_text())

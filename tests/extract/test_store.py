@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
 import signal
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.disk import fill, small_disk
 
-from remote_payload.extract.formats import SPECULATORS, SampleData, Sink, publish
-from remote_payload.extract.store import BufferBudget, SampleStore, measure, summarize_states
+from remote_payload.extract import resume, spill
+from remote_payload.extract.formats import SPECULATORS, Format, SampleData, Sink, publish
+from remote_payload.extract.pool import BufferPool
+from remote_payload.extract.statistics import measure, summarize_states
+from remote_payload.extract.store import SampleStore
 from remote_payload.host.files import read_lines
 from remote_payload.host.journal import Journal
+from remote_payload.host.protocol import file_digest
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HIDDEN = 6
 
 
-def make_store(folder: Path, dtype: torch.dtype = torch.float32) -> SampleStore:
+def make_store(
+    folder: Path, dtype: torch.dtype = torch.float32, *, form: Format = SPECULATORS, buffer_bytes: int = 1 << 20
+) -> SampleStore:
     return SampleStore(
         output=str(folder / "out"),
-        form=SPECULATORS,
+        form=form,
         boundaries=(2, 4),
         hidden=HIDDEN,
         dtype=dtype,
         device=DEVICE,
-        max_tokens=16,
-        ledger=Journal(str(folder / "ledger" / "rank-0.jsonl")),
+        ledgers=[Journal(str(folder / "ledger" / "rank-0.jsonl"))],
+        buffer_bytes=buffer_bytes,
         metadata=lambda buffer, states, digest: {"index": str(buffer.index), "states": json.dumps(states)},
     )
 
@@ -130,30 +140,127 @@ def test_a_file_has_its_name_only_when_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_the_budget_waits_for_writers_only() -> None:
-    budget = BufferBudget(10)
-    budget.acquire(8, lambda: None)
-    budget.acquire(8, lambda: None)  # nobody is writing: waiting would be for ever
-    budget.writing()
-    entered = threading.Event()
-    waiter = threading.Thread(target=lambda: (budget.acquire(8, lambda: None), entered.set()), daemon=True)
+def test_the_pool_waits_for_writers_only() -> None:
+    pool = BufferPool(10)
+    assert pool.acquire(8, lambda: None)
+    assert not pool.acquire(8, lambda: None)  # nobody is writing: waiting would be for ever
+    pool.writing()
+    entered: list[bool] = []
+    waiter = threading.Thread(target=lambda: entered.append(pool.acquire(8, lambda: None)), daemon=True)
     waiter.start()
-    assert not entered.wait(0.2)
-    budget.release(8, written=True)
+    waiter.join(0.2)
+    assert not entered
+    pool.release(8, written=True)
     waiter.join(10)
-    assert entered.is_set()
+    assert entered == [True]
+    assert pool.peak == 8
 
 
-def test_the_budget_raises_what_the_check_finds() -> None:
-    budget = BufferBudget(10)
-    budget.acquire(8, lambda: None)
-    budget.writing()
+def test_the_pool_gives_up_on_a_disk_that_is_too_slow() -> None:
+    pool = BufferPool(10)
+    pool.acquire(8, lambda: None)
+    pool.writing()
+    assert not pool.acquire(8, lambda: None, wait_s=0.1)
+
+
+def test_the_pool_raises_what_the_check_finds() -> None:
+    pool = BufferPool(10)
+    pool.acquire(8, lambda: None)
+    pool.writing()
 
     def check() -> None:
-        raise OSError("disk full")
+        raise OSError("broken")
 
-    with pytest.raises(OSError, match="disk full"):
-        budget.acquire(8, check)
+    with pytest.raises(OSError, match="broken"):
+        pool.acquire(8, check)
+
+
+def test_other_errors_than_a_full_disk_are_raised_at_once() -> None:
+    def fail() -> None:
+        raise PermissionError(errno.EACCES, "denied")
+
+    with pytest.raises(PermissionError):
+        BufferPool(1).patiently(fail)
+
+
+ROW = 2 * HIDDEN * 4
+
+
+def fill_sample(store: SampleStore, tokens: int, index: int = 0) -> torch.Tensor:
+    """Give a sample its rows in three steps and hand it to the writers; return [tokens, states, hidden]."""
+    buffer = store.open(index, list(range(tokens)), None)
+    assert buffer is not None
+    states = random_states(tokens)
+    for start, end in ((0, tokens // 3), (tokens // 3, tokens // 2), (tokens // 2, tokens)):
+        block = store.block(states, [(start, end - start)])
+        assert store.copy(block, [(buffer, start, end - start)]) == []
+    store.finish(buffer)
+    return torch.stack(states, dim=1).cpu()
+
+
+@pytest.mark.parametrize("head", ["in place", "no room for the header", "a format without"])
+def test_a_sample_larger_than_the_pool_is_streamed(
+    tmp_path: Path, head: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = replace(SPECULATORS, head=None) if head == "a format without" else SPECULATORS
+    if head == "no room for the header":
+        monkeypatch.setattr(spill, "HEAD_BYTES", 64)
+    store = make_store(tmp_path, form=form, buffer_bytes=16 * ROW)
+    wanted = {index: fill_sample(store, tokens, index) for index, tokens in enumerate((1000, 5, 333, 8, 9))}
+    store.drain()
+    assert store.pool.peak <= 16 * ROW
+    lines = {line["index"]: line for line in read_lines(str(tmp_path / "ledger" / "rank-0.jsonl"))}
+    assert sorted(os.listdir(tmp_path / "out")) == sorted(f"hs_{index}.safetensors" for index in wanted)
+    for index, hidden in wanted.items():
+        path = tmp_path / "out" / f"hs_{index}.safetensors"
+        written = load_file(path)
+        assert written["hidden_states"].equal(hidden)
+        assert written["token_ids"].tolist() == list(range(len(hidden)))
+        assert (lines[index]["bytes"], lines[index]["sha256"]) == (path.stat().st_size, file_digest(str(path)))
+        assert SPECULATORS.inspect(str(path)).shape == tuple(hidden.shape)
+        norms = hidden[:, 1].norm(dim=-1)
+        assert lines[index]["states"][1]["norm_max"] == pytest.approx(float(norms.max()), rel=1e-5)
+
+
+def test_a_discarded_stream_leaves_nothing_and_the_sample_may_come_again(tmp_path: Path) -> None:
+    store = make_store(tmp_path, buffer_bytes=16 * ROW)
+    half = store.open(0, list(range(100)), None)
+    assert half is not None
+    store.copy(store.block(random_states(60), [(0, 60)]), [(half, 0, 60)])
+    store.discard(half)
+    wanted = fill_sample(store, 100)
+    store.drain()
+    assert os.listdir(tmp_path / "out") == ["hs_0.safetensors"]
+    assert load_file(tmp_path / "out" / "hs_0.safetensors")["hidden_states"].equal(wanted)
+
+
+def test_on_a_full_disk_samples_are_held_or_deferred_and_never_waited_for(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        store = make_store(disk, buffer_bytes=64 * ROW)
+        filler = fill(disk, 0)
+        held = fill_sample(store, 30, 0)
+
+        deadline = time.monotonic() + 30
+        while store.status()["stalled"] is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        streamed = store.open(1, list(range(100)), None)
+        assert streamed is not None
+        assert store.copy(store.block(random_states(100), [(0, 100)]), [(streamed, 0, 100)]) == [streamed]
+        assert store.open(2, list(range(32)), None) is None
+        status = store.status()
+        assert status["deferred"] == [1, 2]
+        assert "No space left" in status["stalled"]
+        assert read_lines(str(disk / "ledger" / "rank-0.jsonl")) == []
+        filler.unlink()
+        store.drain()
+        assert store.status() == {"writing": 0, "stalled": None, "deferred": []}
+        assert load_file(disk / "out" / "hs_0.safetensors")["hidden_states"].equal(held)
+        assert os.listdir(disk / "out") == ["hs_0.safetensors"]
+
+
+def test_a_pool_that_holds_no_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="buffer_bytes 100 is less than 8 tokens"):
+        make_store(tmp_path, buffer_bytes=100)
 
 
 def sample(tokens: int = 3, states: int = 2) -> SampleData:
@@ -175,3 +282,16 @@ def test_the_inspector_reads_what_the_writer_wrote(tmp_path: Path) -> None:
     assert (found.shape, found.dtype, found.bytes) == ((3, 2, HIDDEN), "F32", size)
     assert found.metadata == {"note": "ü"}
     assert os.path.basename(path) == "hs_12.safetensors"
+
+
+def test_files_in_groups_are_found_swept_and_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = replace(SPECULATORS, file_name=lambda index: f"rows_{index // 10}/data_{index}.safetensors")
+    monkeypatch.setattr(resume, "format_named", lambda name: form)
+    store = make_store(tmp_path, form=form, buffer_bytes=16 * ROW)
+    wanted = fill_sample(store, 100, 12)
+    store.drain()
+    output = str(tmp_path / "out")
+    assert load_file(tmp_path / "out" / "rows_1" / "data_12.safetensors")["hidden_states"].equal(wanted)
+    assert resume.sample_files(output, "grouped") == ["rows_1/data_12.safetensors"]
+    (tmp_path / "out" / "rows_1" / ".data_13.safetensors.partial").write_bytes(b"half")
+    assert resume.sweep(output) == ["rows_1/.data_13.safetensors.partial"]

@@ -76,6 +76,25 @@ def test_a_whole_run_has_no_problem(run: Run) -> None:
     assert found["timings"] == {"load_s": 20.0, "extract_s": 2.0}
     assert found["shape"] == {"hidden": 4, "states": 2, "dtype": "bfloat16"}
     assert found["bytes"] == sum(path.stat().st_size for path in run.output.iterdir())
+    sizes = {index: run.path(index).stat().st_size for index in (0, 2, 4, 5)}
+    assert found["ranks"] == [
+        {"rank": 0, "files": 3, "bytes": sizes[0] + sizes[2] + sizes[4]},
+        {"rank": 1, "files": 1, "bytes": sizes[5]},
+    ]
+    assert found["kept"] == {"files": 0, "bytes": 0}
+
+
+def test_kept_files_count_as_written_and_apart(run: Run) -> None:
+    path = run.folder / "ledger" / "rank-1.jsonl"
+    (record,) = [json.loads(line) for line in path.read_text().splitlines()]
+    path.unlink()
+    with (run.folder / "ledger" / "driver.jsonl").open("a") as file:
+        file.write(json.dumps({**record, "kept": True}) + "\n")
+    found = document(run)
+    assert found["problems"] == []
+    assert found["samples"]["written"] == 4
+    assert found["kept"] == {"files": 1, "bytes": record["bytes"]}
+    assert [rank["rank"] for rank in found["ranks"]] == [0]
 
 
 def test_norms_are_weighted_by_tokens(run: Run) -> None:

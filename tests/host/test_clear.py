@@ -21,7 +21,7 @@ from remote_payload.host import clear as clear_module
 from remote_payload.host.clear import ClearChanged, ClearFailed, claim, clear
 from remote_payload.host.guard import Refused, guard, open_output
 from remote_payload.host.listing import Listing, scan, walk
-from remote_payload.host.protocol import OWNER_MARKER, EndReason, OwnedOutput
+from remote_payload.host.protocol import OUTPUT_MANIFEST, OWNER_MARKER, EndReason, OwnedOutput
 
 RUN = "20261129-120000-abcdef"
 REPO = Path(__file__).resolve().parents[2]
@@ -80,9 +80,15 @@ class TestScan:
         assert listing["foreign"] is False
         assert listing["problems"] == []
 
+    def test_shows_what_the_job_says_of_its_samples(self, root: Path, output: Path) -> None:
+        (output / OUTPUT_MANIFEST).write_text('{"identity": {"model": "m"}}')
+        assert scan(str(output), str(root))["manifest"] == {"identity": {"model": "m"}}
+        (output / OUTPUT_MANIFEST).write_text("[]")
+        assert scan(str(output), str(root))["manifest"] is None
+
     def test_absent_and_empty_have_no_digest(self, root: Path) -> None:
         assert scan(str(root / "no"), str(root)) | {} == {
-            "exists": False, "marker": None, "entries": 0, "bytes": 0, "digest": None,
+            "exists": False, "marker": None, "manifest": None, "entries": 0, "bytes": 0, "digest": None,
             "examples": [], "foreign": False, "problems": [],
         }  # fmt: skip
         (root / "empty").mkdir()

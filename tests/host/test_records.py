@@ -147,6 +147,9 @@ def test_the_summary_merges_verify_and_lists_causes_before_the_verdict(tmp_path:
     assert summary["samples"] == {"expected": 3}
     assert summary["run_id"] == PLAN["run_id"], "the envelope wins over what verify wrote"
     assert (summary["state"], summary["hosts"], summary["schema_version"]) == ("finished", ["box"], 1)
+    assert summary["allowed"] == []
+    allowed = build_summary(paths, {**PLAN, "allowed": ["disk-low"]}, result(end_reason="succeeded"))
+    assert allowed["allowed"] == ["disk-low"]
 
 
 def test_an_unreadable_verify_is_a_problem_not_a_crash(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from remote_payload.extract.canary_rank import final_norm
 from remote_payload.extract.canary_run import Canary, CanaryError, choose_prompts
 from remote_payload.extract.engine import Extraction
 from remote_payload.extract.hooks import LayerHooks
+from remote_payload.extract.progress import PatientEvents
 from remote_payload.extract.settings import capture_settings, engine_arguments, load_job, read_model_facts
 from remote_payload.host.journal import EventWriter
 
@@ -32,7 +33,8 @@ class Engine:
         job = load_job(os.environ)
         facts = read_model_facts(job.spec)
         settings = capture_settings(job.spec, facts)
-        extraction = Extraction(job, EventWriter(job.paths.events, "driver", job.run_id, job.host))
+        events = PatientEvents(EventWriter(job.paths.events, "driver", job.run_id, job.host))
+        extraction = Extraction(job, events)
         samples = extraction._read(facts)
         arguments = {**engine_arguments(job, settings, facts), "enable_prefix_caching": True}
         self.llm = extraction._load({**arguments, "distributed_executor_backend": "uni"})

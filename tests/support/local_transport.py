@@ -79,6 +79,8 @@ class LocalTransport:
     `unreachable`: how many of the next commands fail before anything is sent.
     """
 
+    note = ""
+
     def __init__(self) -> None:
         self.cuts: list[int] = []
         self.unreachable = 0

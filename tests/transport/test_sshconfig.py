@@ -110,10 +110,18 @@ def test_an_absent_configuration_is_explained(tmp_path: Path) -> None:
     assert "absent" in failure.value.why
 
 
-@pytest.mark.parametrize("host", ["", "-oProxyCommand=id", "two words", "line\nbreak", "esc\x1b"])
+@pytest.mark.parametrize(
+    "host", ["", "-oProxyCommand=id", "two words", "line\nbreak", "esc\x1b", "$(id)", "a;id", "`id`", "a|b", "it's"]
+)
 def test_what_is_no_host_name_never_reaches_ssh(host: str) -> None:
     with pytest.raises(ConfigError, match="host name"):
         resolve(SshTarget(host=host))
+
+
+@pytest.mark.parametrize("user", ["-l", "$(id)", "a b", "a;b", "esc\x1b"])
+def test_what_is_no_user_name_never_reaches_ssh(user: str) -> None:
+    with pytest.raises(ConfigError, match="user name"):
+        resolve(SshTarget(host="gpu1", user=user))
 
 
 def test_without_ssh_the_defaults_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

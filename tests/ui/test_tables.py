@@ -159,6 +159,24 @@ def test_a_summary_says_what_was_proved_about_the_states() -> None:
     assert "switched off: nothing proves" in off.text
 
 
+def test_a_summary_shows_lengths_shares_and_what_is_missing() -> None:
+    paper = Paper()
+    summary = {
+        **SUMMARY,
+        "missing": [3, 7, 8, 9, *range(100, 160, 2)],
+        "token_lengths": [{"up_to": 64, "samples": 0}, {"up_to": 256, "samples": 900}, {"up_to": None, "samples": 2}],
+        "ranks": [{"rank": 0, "files": 496, "bytes": 2**30}, {"rank": 1, "files": 494, "bytes": 2**30}],
+        "kept": {"files": 40, "bytes": 2**20},
+    }
+    print_summary(paper.console, summary)
+    words = " ".join(paper.text.split())
+    for shown in (
+        "missing 3, 7-9, 100, 102", "and 20 more", "900 up to 256 tokens, 2 longer",
+        "0: 496 (1.00 GiB), 1: 494 (1.00 GiB)", "40 of an earlier run, 1.00 MiB",
+    ):  # fmt: skip
+        assert shown in words
+
+
 def test_the_summary_of_another_kind_of_run_needs_no_samples() -> None:
     paper = Paper()
     print_summary(paper.console, {"run_id": RUN, "end_reason": "succeeded", "gpus_clean": True})

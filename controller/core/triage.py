@@ -1,0 +1,289 @@
+"""Name the cause of a failed run: from its exceptions first, from raw log lines where there are none.
+
+A cause is named only where the catalogue has an entry whose evidence is there; otherwise the answer is the first
+failure's own traceback and the words "unknown cause". Being silent is better than sending somebody the wrong way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from controller.core.logs import LINE_CAP, LogFolder, LogLine, parse_line, rank_of, worker_tracebacks
+from controller.core.tracebacks import Failure, FoldedFailure
+from controller.core.triage_catalogue import CATALOGUE
+from controller.core.triage_entry import CONSEQUENCES, CONTEXT, ECHOES, Entry
+from controller.core.triage_host import KILLED
+
+UNKNOWN = "unknown"
+
+EVIDENCE_LIMIT = 4
+"""Lines quoted for a cause, and as many of its context; more would hide the first."""
+
+QUOTE_LIMIT = 300
+"""Characters of a quoted line; vLLM logs whole configurations on one."""
+
+_TIMESTAMP = re.compile(rb"(?:\S+ +\| +)?\[?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)\]? ?")
+"""What container runtimes put before each line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedLine:
+    """A line, and the file and line number (from 1) where it ended."""
+
+    line: LogLine
+    segment: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """A quoted line. `line` is 0 where the text comes from an event and not from a log."""
+
+    text: str
+    segment: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Triage:
+    """Why a run failed. `code` is the entry of the catalogue, "unknown" if none fits.
+
+    `rank` is the first that failed with it (None: not a rank), `ranks` all of them. `others` are failures that only
+    followed, `context` is what the machine said: signals, exit codes, the kernel's messages.
+    """
+
+    code: str
+    what: str
+    why: str
+    fix: str
+    rank: int | None
+    ranks: tuple[int, ...]
+    source: str
+    exception: str
+    where: str
+    evidence: tuple[Evidence, ...]
+    context: tuple[Evidence, ...]
+    others: tuple[str, ...]
+    traceback: str
+
+    @property
+    def known(self) -> bool:
+        return self.code != UNKNOWN
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON data, as `summary.json` carries it under `triage`."""
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {"known": self.known, **fields}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the supervisor saw the job end; empty for a log that ctl did not make."""
+
+    end_reason: str = ""
+    signal: int | None = None
+    message: str = ""
+
+
+def place_lines(segments: Iterable[tuple[str, bytes]], first: int = 1) -> list[PlacedLine]:
+    """Split one stream, given as its (name, bytes) segments in order, into lines with their places.
+
+    `first` is the number of the first line of the first segment.
+    """
+    folder = LogFolder()
+    placed: list[PlacedLine] = []
+    name, number, begun = "", first, False
+    for count, (segment, data) in enumerate(segments):
+        name, number = segment, first if count == 0 else 1
+        *whole, rest = data.split(b"\n")
+        for piece in whole:
+            text = piece if begun else _unstamped(piece)
+            if begun or b"\r" in text or len(text) > LINE_CAP:
+                lines = folder.feed(text + b"\n")
+            else:  # most lines, at a fifth of the cost
+                lines = [parse_line(text.decode(errors="replace"))]
+            placed += [PlacedLine(line=line, segment=name, number=number) for line in lines]
+            number += 1
+            begun = False
+        if rest:
+            folder.feed(rest if begun else _unstamped(rest))
+            begun = True
+    return placed + [PlacedLine(line=line, segment=name, number=number) for line in folder.close()]
+
+
+def _unstamped(line: bytes) -> bytes:
+    stamp = _TIMESTAMP.match(line)
+    return line[stamp.end() :] if stamp else line
+
+
+def triage(
+    lines: Sequence[PlacedLine], failures: Sequence[FoldedFailure] = (), ending: Ending | None = None
+) -> Triage | None:
+    """Return the cause of a failure, None if there is no sign of one.
+
+    `failures` are those of the run's events, nearest the cause first; without any they are taken from the log.
+    """
+    ending = ending or Ending()
+    found = tuple(failures) or worker_tracebacks(placed.line for placed in lines)
+    roots = [each for each in found if not _is_told(each.first)]
+    by_end = next((entry for entry in CATALOGUE if ending.end_reason in entry.ends), None)
+    if by_end is not None:
+        return _from_end(by_end, ending, lines)
+    for group in roots[:1]:
+        for entry in CATALOGUE:
+            match = _match_failure(entry, group, lines)
+            if match is not None:
+                return _from_failure(entry, group, found, lines, match)
+    if not roots:
+        for entry in CATALOGUE:
+            result = _match_lines(entry, lines, found) or _match_told(entry, found, lines)
+            if result is not None:
+                return result
+        if ending.signal is not None:
+            return _from_end(KILLED, ending, lines)
+    return _from_failure(None, (roots or list(found))[0], found, lines, None) if found else None
+
+
+def _is_told(failure: Failure) -> bool:
+    """Whether a failure only passes on, or follows from, what happened to another process."""
+    return bool(ECHOES.search(failure.summary) or CONSEQUENCES.search(failure.summary))
+
+
+def _match_failure(entry: Entry, group: FoldedFailure, lines: Sequence[PlacedLine]) -> re.Match[str] | None:
+    """Match an exception by its own words; of a chain only the last exception, then the one that caused it."""
+    if entry.exception is None or len(group.ranks) < entry.least_ranks:
+        return None
+    failure = group.first
+    if entry.frames is not None and not entry.frames.search(failure.traceback):
+        return None
+    if entry.beside is not None and not any(entry.beside.search(placed.line.text) for placed in lines):
+        return None
+    for summary in (failure.summary, *_causes(failure.traceback)):
+        match = entry.exception.search(summary)
+        if match is not None:
+            return match
+    return None
+
+
+_DIRECT = "The above exception was the direct cause of the following exception:"
+
+
+def _causes(traceback: str) -> Iterator[str]:
+    """Yield the last line of each exception that a chain names as the direct cause of a later one, latest first."""
+    parts = traceback.split(_DIRECT)
+    for part in reversed(parts[:-1]):
+        words = [line for line in part.strip().splitlines() if line.strip()]
+        if words and not words[-1][:1].isspace():
+            yield words[-1]
+
+
+def _match_lines(entry: Entry, lines: Sequence[PlacedLine], found: Sequence[FoldedFailure]) -> Triage | None:
+    """Match an entry that shows in plain lines: what kills a process leaves no exception in it."""
+    if entry.line is None:
+        return None
+    for placed in lines:
+        match = entry.line.search(placed.line.text)
+        if match is not None:
+            source = match.groupdict().get("source") or placed.line.source
+            rank = rank_of(source)
+            return _result(
+                entry, match, lines, rank=rank, ranks=() if rank is None else (rank,), source=source, group=None,
+                evidence=[_quote(placed)], others=[_line_of(each) for each in found],
+            )  # fmt: skip
+    return None
+
+
+def _match_told(entry: Entry, found: Sequence[FoldedFailure], lines: Sequence[PlacedLine]) -> Triage | None:
+    """Match what a parent was told, where the worker's own log is not there."""
+    for group in found:
+        match = _match_failure(entry, group, lines)
+        if match is not None:
+            return _from_failure(entry, group, found, lines, match)
+    return None
+
+
+def _from_failure(
+    entry: Entry | None,
+    group: FoldedFailure,
+    found: Sequence[FoldedFailure],
+    lines: Sequence[PlacedLine],
+    match: re.Match[str] | None,
+) -> Triage:
+    others = [_line_of(each) for each in found if each is not group]
+    return _result(
+        entry, match, lines, rank=group.first.rank, ranks=group.ranks, source=group.first.source, group=group,
+        evidence=_located(group.first, match, lines), others=others,
+    )  # fmt: skip
+
+
+def _from_end(entry: Entry, ending: Ending, lines: Sequence[PlacedLine]) -> Triage:
+    evidence = [Evidence(text=ending.message[:QUOTE_LIMIT], segment="result.json", line=0)]
+    return _result(
+        entry, _WHOLE.match(ending.message), lines, rank=None, ranks=(), source="supervisor", group=None,
+        evidence=evidence, others=[],
+    )  # fmt: skip
+
+
+_WHOLE = re.compile(r"(?P<detail>.*)", re.DOTALL)
+
+
+def _result(
+    entry: Entry | None,
+    match: re.Match[str] | None,
+    lines: Sequence[PlacedLine],
+    *,
+    rank: int | None,
+    ranks: tuple[int, ...],
+    source: str,
+    group: FoldedFailure | None,
+    evidence: list[Evidence],
+    others: list[str],
+) -> Triage:
+    first = group.first if group else None
+    words = {name: value or "?" for name, value in match.groupdict().items()} if match else {}
+    words = {**dict.fromkeys(("name", "source", "detail"), "?"), **words}
+    beside = [each for each in (entry.beside, entry.also) if each is not None] if entry else []
+    evidence += [_quote(placed) for each in beside for placed in lines if each.search(placed.line.text)]
+    context = [_quote(placed) for placed in lines if CONTEXT.search(placed.line.text)]
+    return Triage(
+        code=entry.code if entry else UNKNOWN,
+        what=entry.what.format(**words) if entry else "unknown cause",
+        why=entry.why.format(**words) if entry else "",
+        fix=entry.fix.format(**words) if entry else "read the traceback; the whole log is beside it",
+        rank=rank,
+        ranks=ranks,
+        source=source,
+        exception=first.summary if first else "",
+        where=first.where if first else "",
+        evidence=tuple(dict.fromkeys(evidence))[:EVIDENCE_LIMIT],
+        context=tuple(each for each in dict.fromkeys(context) if each not in evidence)[:EVIDENCE_LIMIT],
+        others=tuple(others),
+        traceback=first.traceback if first else "",
+    )
+
+
+def _located(failure: Failure, match: re.Match[str] | None, lines: Sequence[PlacedLine]) -> list[Evidence]:
+    """Quote the exception's line, and where its message is long the line that tells: from the log, else the event."""
+    words = match.string if match else failure.summary
+    telling = words[words.rfind("\n", 0, match.end()) + 1 :].partition("\n")[0] if match else ""
+    quotes = []
+    for wanted in dict.fromkeys(text.strip() for text in (words.partition("\n")[0], telling)):
+        same = [placed for placed in lines if wanted and placed.line.text.strip() == wanted]
+        mine = [p for p in same if (p.line.source, p.line.rank) == (failure.source, failure.rank)]
+        if same:
+            quotes.append(_quote((mine or same)[0]))
+        elif wanted:
+            event = f"events/{failure.source or 'driver'}.jsonl"
+            quotes.append(Evidence(text=wanted[:QUOTE_LIMIT], segment=event, line=0))
+    return quotes
+
+
+def _quote(placed: PlacedLine) -> Evidence:
+    return Evidence(text=placed.line.text.strip()[:QUOTE_LIMIT], segment=placed.segment, line=placed.number)
+
+
+def _line_of(group: FoldedFailure) -> str:
+    return f"{group.first.label}: {group.first.summary.partition(chr(10))[0][:QUOTE_LIMIT]}"

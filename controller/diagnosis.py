@@ -1,0 +1,132 @@
+"""Read what there is of a failed run, a run folder or any log file, and have `core.triage` name the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from controller.core.errors import UsageError
+from controller.core.events import parse_event
+from controller.core.logs import worker_tracebacks
+from controller.core.runview import RunView
+from controller.core.state import reduce
+from controller.core.tracebacks import FoldedFailure
+from controller.core.triage import Ending, PlacedLine, Triage, place_lines, triage
+from controller.runfolder import RunFolder
+from remote_payload.host.protocol import EndReason
+
+LOG_LIMIT = 16 << 20
+"""Bytes read of a log, from its end: a failure is there, and these 100,000 lines take two or three seconds."""
+
+LINES_AROUND = 15
+
+UNTRIAGED = frozenset({EndReason.SUCCEEDED.value, EndReason.STOPPED.value, EndReason.CANCELLED.value})
+"""Ends that have no cause to look for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What was read, and the cause; None where there is no sign of a failure."""
+
+    files: tuple[Path, ...]
+    failures: tuple[FoldedFailure, ...] = ()
+    triage: Triage | None = None
+
+
+def diagnose_run(folder: RunFolder) -> Diagnosis:
+    """Triage a run from its events, its result and its log, as far as they are held here."""
+    view = _view(folder)
+    result = folder.read("result.json") or {}
+    ending = Ending(
+        end_reason=str(result.get("end_reason") or ""),
+        signal=view.end.signal if view.end else None,
+        message=str(result.get("message") or ""),
+    )
+    files = folder.log_files()
+    if ending.end_reason in UNTRIAGED:
+        return Diagnosis(files=tuple(files))
+    lines = _stream(files, "log/")
+    failures = view.exceptions or worker_tracebacks(placed.line for placed in lines)
+    return Diagnosis(files=tuple(files), failures=failures, triage=triage(lines, failures, ending))
+
+
+def diagnose_files(paths: Sequence[Path]) -> Diagnosis:
+    """Triage logs that may come from anywhere, each a stream of its own; a run folder stands for its events and log.
+
+    Raises UsageError for what cannot be read.
+    """
+    if len(paths) == 1 and (paths[0] / "log").is_dir():
+        return diagnose_run(RunFolder(paths[0].resolve()))
+    lines: list[PlacedLine] = []
+    for path in paths:
+        try:
+            lines += _stream([path], "")
+        except OSError as error:
+            raise UsageError(
+                f"cannot read {path}", why=error.strerror or str(error), code="log-unreadable"
+            ) from error
+    failures = worker_tracebacks(placed.line for placed in lines)
+    return Diagnosis(files=tuple(paths), failures=failures, triage=triage(lines, failures))
+
+
+def with_triage(summary: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
+    """Return a run's summary with `triage` added: a record of `core.triage`, null where nothing failed."""
+    found = None if summary.get("end_reason") in UNTRIAGED else diagnose_run(folder).triage
+    return {**summary, "triage": found.record() if found else None}
+
+
+def problem_lines(folder: RunFolder) -> tuple[str, list[bytes]]:
+    """Return the place of a run's problem, and the raw lines of its log from before the traceback to after it.
+
+    Raises UsageError if the run has none, or if its log does not show it.
+    """
+    found = diagnose_run(folder).triage
+    if found is None:
+        raise UsageError(f"run {folder.run_id} shows no problem", code="no-problem")
+    quote = next((each for each in found.evidence if each.line), None)
+    if quote is None:
+        raise UsageError(
+            f"the log of run {folder.run_id} does not show its problem",
+            why=f"{found.what}: {found.exception}" if found.exception else found.what,
+            fix=f"see its traceback with `ctl attach {folder.run_id}`",
+            code="no-problem",
+        )
+    # vLLM puts other processes' lines between those of a traceback, so some more are shown than it has.
+    first = max(0, quote.line - 1 - found.traceback.count("\n") - LINES_AROUND)
+    lines = (folder.path / quote.segment).read_bytes().splitlines(keepends=True)
+    place = f"{folder.path / quote.segment}:{quote.line}: {found.what}"
+    return place, lines[first : quote.line + LINES_AROUND]
+
+
+def _view(folder: RunFolder) -> RunView:
+    """Reduce the events of all writers, by time: clocks of one host agree, and each writer's own order is kept."""
+    events = [
+        event
+        for path in sorted((folder.path / "events").glob("*.jsonl"))
+        for event in map(parse_event, path.read_bytes().splitlines())
+        if event is not None
+    ]
+    view = RunView()
+    for event in sorted(events, key=lambda event: event.t):
+        view = reduce(view, event)
+    return view
+
+
+def _stream(files: Sequence[Path], prefix: str) -> list[PlacedLine]:
+    """Return the lines of one stream cut into files; of a very long one its end, with the right numbers."""
+    room = LOG_LIMIT
+    segments: list[tuple[str, bytes]] = []
+    first = 1
+    for path in reversed(files):
+        data = path.read_bytes()
+        name = f"{prefix}{path.name}" if prefix else str(path)
+        if len(data) > room:
+            cut = data.find(b"\n", len(data) - room) + 1
+            first = data.count(b"\n", 0, cut) + 1
+            segments.append((name, data[cut:]))
+            break
+        segments.append((name, data))
+        room -= len(data)
+    return place_lines(reversed(segments), first)

@@ -1,0 +1,112 @@
+"""What an output folder says about itself: what its samples are (manifest), and each of them by checksum (ledger).
+
+Both lie in the folder, under names that no trainer reads, so that they move with the samples and outlive the run
+folders. A later run compares the first before it adds to the folder, and proves each file by the second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from remote_payload.extract.formats import DTYPE_CODES
+from remote_payload.extract.settings import CaptureSettings, ModelFacts
+from remote_payload.host.files import read_json, read_lines, write_json
+from remote_payload.host.protocol import OUTPUT_LEDGER, OUTPUT_MANIFEST, ExtractSpec
+
+SCHEMA_VERSION = 1
+
+SEMANTICS = 1
+"""Raised whenever the same plan would make this payload store other values than before."""
+
+VALUE_ARGUMENTS = (
+    "quantization", "kv_cache_dtype", "attention_backend", "attention_config", "moe_backend", "kernel_config",
+    "hf_overrides", "rope_scaling", "rope_theta", "load_format", "seed",
+)  # fmt: skip
+"""Engine arguments that change the values of states, as far as they are set."""
+
+
+def identity(spec: ExtractSpec, settings: CaptureSettings, facts: ModelFacts) -> dict[str, Any]:
+    """Return what all samples of a folder must have in common, JSON-ready."""
+    engine = {name: spec["engine"][name] for name in VALUE_ARGUMENTS if spec["engine"].get(name) is not None}
+    return {
+        "semantics": SEMANTICS,
+        "format": spec["format"],
+        "model": spec["model"],
+        "revision": spec["revision"] or "",
+        "model_files": _model_digest(spec["model"]),
+        "num_layers": facts.layers,
+        "hidden": facts.hidden,
+        "boundaries": list(settings.boundaries),
+        "final_norm": settings.final_norm,
+        "dtype": spec["dtype"] if spec["dtype"] != "auto" else facts.dtype or "auto",
+        "store_dtype": store_dtype_code(spec, facts) or "auto",
+        "engine": engine,
+    }
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return, in words, how two identities differ; keys that only one version of this code knows count too."""
+    return [
+        f"{key} is {old.get(key)!r} there and {new.get(key)!r} here"
+        for key in sorted({*old, *new})
+        if json.dumps(old.get(key), sort_keys=True) != json.dumps(new.get(key), sort_keys=True)
+    ]
+
+
+def read_manifest(output: str) -> dict[str, Any] | None:
+    """Return the folder's manifest, None if there is none. Raises ValueError if it is damaged."""
+    manifest = read_json(os.path.join(output, OUTPUT_MANIFEST))
+    if manifest is not None and not isinstance(manifest.get("identity"), dict):
+        raise ValueError(f"{os.path.join(output, OUTPUT_MANIFEST)} holds no identity")
+    return manifest
+
+
+def write_manifest(output: str, identity: Mapping[str, Any], run_id: str, earlier: Mapping[str, Any] | None) -> None:
+    """Say what the folder's samples are, and which runs wrote them; before the first of a run."""
+    os.makedirs(output, exist_ok=True)
+    runs = [*(earlier["runs"] if earlier else ()), run_id]
+    write_json(
+        os.path.join(output, OUTPUT_MANIFEST),
+        {"schema_version": SCHEMA_VERSION, "identity": dict(identity), "runs": runs},
+    )
+
+
+def output_ledger(output: str, run_id: str, rank: int) -> str:
+    """Return the path of one rank's ledger in the output folder; it has one writer."""
+    return os.path.join(output, OUTPUT_LEDGER, f"{run_id}.rank-{rank}.jsonl")
+
+
+def read_ledger(output: str) -> dict[int, dict[str, Any]]:
+    """Return the latest ledger line of each sample in the folder, by index. Run ids sort by time."""
+    folder = os.path.join(output, OUTPUT_LEDGER)
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    lines = (line for name in names if name.endswith(".jsonl") for line in read_lines(os.path.join(folder, name)))
+    return {line["index"]: line for line in lines if "file" in line and "sha256" in line}
+
+
+def store_dtype_code(spec: ExtractSpec, facts: ModelFacts) -> str | None:
+    """Return the dtype that files will have, None where only vLLM decides it."""
+    name = spec["store_dtype"]
+    if name == "auto":
+        name = str(facts.dtype) if spec["dtype"] == "auto" else spec["dtype"]
+    return DTYPE_CODES.get(name)
+
+
+def _model_digest(model: str) -> str | None:
+    """Digest a local model's configuration and the names and sizes of its weights: other weights under the same path
+    must not be mixed in, and reading a terabyte to learn that would take an hour. None for a name on the hub."""
+    if not os.path.isdir(model):
+        return None
+    digest = hashlib.sha256()
+    for name in sorted(os.listdir(model)):
+        path = os.path.join(model, name)
+        if name in ("config.json", "model.safetensors.index.json"):
+            with open(path, "rb") as file:
+                digest.update(b"%s\0%s\n" % (name.encode(), hashlib.sha256(file.read()).hexdigest().encode()))
+        elif name.endswith((".safetensors", ".bin")):
+            digest.update(b"%s\0%d\n" % (name.encode(), os.path.getsize(path)))
+    return digest.hexdigest()

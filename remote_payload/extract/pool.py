@@ -1,0 +1,106 @@
+"""The bound on a rank's host buffers, and patience with a full disk.
+
+A worker must never just wait: vLLM kills an engine whose step takes longer than its own time-out. So whoever wants
+a buffer waits only while a writer is about to free one, and is told to give up otherwise.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+DEFAULT_BUFFER_BYTES = 4 << 30
+"""Bytes a rank. Keeps 8 ranks below 32 GiB of pinned host memory."""
+
+WAIT_S = 60.0
+"""Seconds to wait for a slow disk: far below VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, whose default is 300."""
+
+RETRY_S = 0.5
+"""Seconds between two tries on a full disk: quick to go on, and a rewritten buffer costs nothing meanwhile."""
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""A quota is as full as a disk, and is emptied in the same way."""
+
+
+class Abandoned(Exception):
+    """What was to be written is no longer wanted."""
+
+
+class BufferPool:
+    """Counts the bytes of all buffers of a rank against a limit that is never exceeded."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._used = self._peak = 0
+        self._writing = 0
+        self._stalled: str | None = None
+        self._changed = threading.Condition()
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that were in use at once."""
+        return self._peak
+
+    @property
+    def stalled(self) -> str | None:
+        """Why no writer makes progress (the disk is full); None while they do."""
+        return self._stalled
+
+    def acquire(self, size: int, check: Callable[[], None], wait_s: float = WAIT_S) -> bool:
+        """Take `size` bytes; False if there is no room and waiting is no use.
+
+        Half-filled samples hold buffers until later steps complete them, so waiting is right only while a writer is
+        about to free one. `check` runs about once a second meanwhile and may raise.
+        """
+        deadline = time.monotonic() + wait_s
+        with self._changed:
+            while self._used + size > self.limit:
+                if not self._writing or self._stalled or time.monotonic() >= deadline:
+                    return False
+                self._changed.wait(1.0)
+                check()
+            self._used += size
+            self._peak = max(self._peak, self._used)
+            return True
+
+    def writing(self) -> None:
+        """A buffer was handed to a writer, which will release it."""
+        with self._changed:
+            self._writing += 1
+
+    def release(self, size: int, *, written: bool) -> None:
+        """Give `size` bytes back; `written`: by a writer."""
+        with self._changed:
+            self._used -= size
+            self._writing -= written
+            self._changed.notify_all()
+
+    def patiently(self, operation: Callable[[], Result], wanted: Callable[[], bool] = lambda: True) -> Result:
+        """Return what `operation` returns, trying again for as long as the disk is full.
+
+        Raises Abandoned when `wanted` turns false meanwhile, and any other error of `operation`.
+        """
+        while True:
+            try:
+                result = operation()
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                self._stall(f"{error.filename or 'a file'}: {error.strerror}")
+                if not wanted():
+                    raise Abandoned from error
+                time.sleep(RETRY_S)
+            else:
+                self._stall(None)
+                return result
+
+    def _stall(self, why: str | None) -> None:
+        if why != self._stalled:
+            with self._changed:
+                self._stalled = why
+                self._changed.notify_all()

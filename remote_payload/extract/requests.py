@@ -1,0 +1,62 @@
+"""Samples as vLLM's requests, one token generated each: the engine that `admission` feeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from remote_payload.extract.collect import INDEX_KEY, SPANS_KEY
+from remote_payload.extract.dataset import Sample
+from remote_payload.extract.errors import CaptureError
+
+NEEDED = ("add_request", "step", "has_unfinished_requests")
+
+
+class VllmEngine:
+    """`admission.Engine` over a vllm.LLM. Raises CaptureError if this vLLM lacks what is needed of it."""
+
+    def __init__(self, llm: Any) -> None:
+        import vllm
+
+        self._llm = llm
+        self._engine: Any = getattr(llm, "llm_engine", None)
+        missing = [name for name in NEEDED if not callable(getattr(self._engine, name, None))]
+        if missing:
+            raise CaptureError(f"vLLM {vllm.__version__} has no LLM.llm_engine.{missing[0]}")
+
+    def add(self, request_id: str, sample: Sample) -> None:
+        """Queue the prefill of a sample. `request_id` must not have been used before."""
+        spans = sample.loss_spans()
+        extra = {INDEX_KEY: sample.index} | ({SPANS_KEY: spans} if spans is not None else {})
+        self._engine.add_request(request_id, {"prompt_token_ids": sample.token_ids}, one_token(extra))
+
+    def step(self) -> None:
+        """Let the engine work until it reports something; at once if it has nothing to do."""
+        self._engine.step()
+
+    def busy(self) -> bool:
+        """Whether a request is unfinished."""
+        return bool(self._engine.has_unfinished_requests())
+
+    def status(self) -> Sequence[dict[str, Any]]:
+        """Return each rank's `ctl_status`. Raises what a writer raised."""
+        return list(self._llm.collective_rpc("ctl_status"))
+
+
+def one_token(extra: dict[str, Any], logprobs: int | None = None) -> Any:
+    """Return sampling parameters for a prompt whose states alone matter; `extra` reaches the worker."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=1, temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, extra_args=extra,
+        logprobs=logprobs,
+    )  # fmt: skip
+
+
+def shut_down(llm: Any) -> None:
+    """End the engine's processes, so that no writer is left at work; does nothing where vLLM offers no way."""
+    core = getattr(getattr(llm, "llm_engine", None), "engine_core", None)
+    end = getattr(core, "shutdown", None)
+    if callable(end):
+        end()

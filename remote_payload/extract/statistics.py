@@ -1,0 +1,39 @@
+"""What is measured of every state: on the device, while it is captured, so that no tensor is read again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+STATISTICS = 4
+"""Figures of a row: norm, NaN count, Inf count, whether it is zero."""
+
+
+def measure(block: torch.Tensor) -> torch.Tensor:
+    """Return, on the block's device, fp32 [rows, states, 4]: L2 norm, NaN count, Inf count, 1.0 for a zero row."""
+    norm = torch.linalg.vector_norm(block, dim=-1, dtype=torch.float32)
+    nan = block.isnan().sum(-1, dtype=torch.float32)
+    inf = block.isinf().sum(-1, dtype=torch.float32)
+    zero = (~block.any(-1)).float()
+    return torch.stack([norm, nan, inf, zero], dim=-1)
+
+
+def summarize_states(boundaries: Sequence[int], statistics: torch.Tensor) -> list[dict[str, Any]]:
+    """Return the ledger's per-state figures; norms are over the rows where they are finite, None if there is none."""
+    figures = []
+    for place, boundary in enumerate(boundaries):
+        norm, nan, inf, zero = statistics[:, place].unbind(-1)
+        finite = norm[norm.isfinite()]
+        figures.append(
+            {
+                "boundary": boundary,
+                "norm_mean": float(finite.mean()) if len(finite) else None,
+                "norm_max": float(finite.max()) if len(finite) else None,
+                "nan": int(nan.sum()),
+                "inf": int(inf.sum()),
+                "zero_rows": int(zero.sum()),
+            }
+        )
+    return figures

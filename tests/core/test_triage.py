@@ -1,0 +1,211 @@
+"""Triage of whole logs: recorded failures of real engines, excerpts of public threads, events, and places."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.recorded import failing, view_of
+
+from controller.core.logs import worker_tracebacks
+from controller.core.tracebacks import Failure, fold
+from controller.core.triage import EVIDENCE_LIMIT, Ending, PlacedLine, Triage, place_lines, triage
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+
+LOGS: dict[str, tuple[str, str, tuple[int, ...]]] = {
+    # name: (cause, the process that failed first, its ranks)
+    "cpu-0.32-tp1-pin-memory-mid-run": ("no-pinned-memory", "Worker", ()),
+    "cpu-0.32-tp2-both-ranks-rename-race": ("same-file", "Worker_TP0", (0, 1)),
+    "h200-0.24-load-keyerror": ("topk-method", "EngineCore", ()),
+    "h200-0.24-state-count-mismatch-mid-run": ("state-count", "EngineCore", ()),
+    "cpu-0.32-architecture": ("architecture", "", ()),
+    "cpu-0.32-config-broken": ("config-broken", "", ()),
+    "cpu-0.32-config-key": ("weights-config", "Worker", ()),
+    "cpu-0.32-disk-full": ("disk-full", "Worker", ()),
+    "cpu-0.32-empty-message": ("empty-message", "Worker", ()),
+    "cpu-0.32-engine-argument": ("engine-argument", "", ()),
+    "cpu-0.32-head-size": ("head-size", "Worker", ()),
+    "cpu-0.32-killed-rank": ("killed", "VllmWorker-1", (1,)),
+    "cpu-0.32-layer-signature": ("layer-signature", "Worker", ()),
+    "cpu-0.32-max-model-len": ("max-model-len", "", ()),
+    "cpu-0.32-port-taken": ("port-taken", "", ()),
+    "cpu-0.32-prompt-too-long": ("prompt-too-long", "", ()),
+    "cpu-0.32-remote-code": ("remote-code", "", ()),
+    "cpu-0.32-shard-truncated": ("shard-truncated", "Worker", ()),
+    "cpu-0.32-shm-full": ("shm-full", "EngineCore", ()),
+    "cpu-0.32-topk-method": ("topk-method", "Worker", ()),
+    "cpu-0.32-weights-missing": ("shard-missing", "Worker", ()),
+}
+HEALTHY = ("h200-0.24-healthy-run", "cpu-0.32-healthy")
+
+THREADS = {
+    "compile-cache": "compile-cache",
+    "kv-cache": "kv-cache-small",
+    "memory-step": "gpu-memory-step",
+    "memory-taken": "gpu-memory-taken",
+    "no-kernel-image": "no-kernel-image",
+    "parent-only": "unknown",
+    "shm-full": "shm-full",
+    "step-timeout": "step-timeout",
+}
+
+
+def placed(path: Path) -> list[PlacedLine]:
+    return place_lines([(path.name, path.read_bytes())])
+
+
+def judged(path: Path) -> Triage:
+    found = triage(placed(path))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_recorded_failure_gives_its_cause_its_process_and_its_place(name: str) -> None:
+    code, source, ranks = LOGS[name]
+    path = DATA / "vllm-logs" / f"{name}.log"
+    found = judged(path)
+    assert (found.code, found.source, found.ranks) == (code, source, ranks)
+    assert found.rank == (ranks[0] if ranks else None)
+    lines = path.read_bytes().decode(errors="replace").split("\n")
+    assert 1 <= len(found.evidence) <= EVIDENCE_LIMIT
+    for quote in found.evidence:
+        assert quote.segment == path.name
+        assert quote.text[:100] in lines[quote.line - 1]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_log_has_no_cause(name: str) -> None:
+    assert triage(placed(DATA / "vllm-logs" / f"{name}.log")) is None
+
+
+def test_every_recorded_log_is_judged_here() -> None:
+    assert {path.stem for path in (DATA / "vllm-logs").glob("*.log")} == {*LOGS, *HEALTHY}
+    assert {path.stem for path in (DATA / "vllm-threads").glob("*.log")} == set(THREADS)
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_an_excerpt_of_a_public_thread(name: str) -> None:
+    found = judged(DATA / "vllm-threads" / f"{name}.log")
+    assert found.code == THREADS[name]
+    assert found.known is (found.code != "unknown")
+    if not found.known:
+        assert found.what == "unknown cause"
+        assert found.traceback.startswith("Traceback")
+    page = (DATA.parents[1] / "docs" / "triage.md").read_text()
+    assert f"`{name}.log`" in page
+
+
+def test_places_count_across_segments_and_a_line_may_lie_over_their_border() -> None:
+    data = (DATA / "vllm-logs" / "h200-0.24-load-keyerror.log").read_bytes()
+    (whole,) = judged(DATA / "vllm-logs" / "h200-0.24-load-keyerror.log").evidence
+    cut = sum(len(line) + 1 for line in data.split(b"\n")[: whole.line - 1]) + 30
+    found = triage(place_lines([("a", data[:cut]), ("b", data[cut:])]))
+    assert found is not None
+    assert [(quote.segment, quote.line, quote.text) for quote in found.evidence] == [("b", 1, whole.text)]
+    numbered = place_lines([("a", b"x\ny\n"), ("b", b"z\n")], first=7)
+    assert [(each.segment, each.number, each.line.text) for each in numbered] == [
+        ("a", 7, "x"), ("a", 8, "y"), ("b", 1, "z"),
+    ]  # fmt: skip
+
+
+@given(cuts=st.lists(st.integers(0, 21_377), max_size=6))
+def test_any_cut_into_segments_gives_the_same_cause_and_text(cuts: list[int]) -> None:
+    data = (DATA / "vllm-logs" / "h200-0.24-load-keyerror.log").read_bytes()
+    edges = [0, *sorted(cuts), len(data)]
+    pieces = [(str(i), data[a:b]) for i, (a, b) in enumerate(pairwise(edges))]
+    found, whole = triage(place_lines(pieces)), triage(place_lines([("0", data)]))
+    assert found is not None
+    assert whole is not None
+    assert (found.code, found.traceback) == (whole.code, whole.traceback)
+
+
+@pytest.mark.parametrize(
+    "stamp", ["2026-03-11T17:58:00.349589Z ", "[2026-03-11T17:58:00Z] ", "vllm-1  | 2026-03-11T17:58:00+01:00 "]
+)
+def test_what_a_container_runtime_puts_before_a_line_is_no_part_of_it(stamp: str) -> None:
+    path = DATA / "vllm-logs" / "cpu-0.32-tp2-both-ranks-rename-race.log"
+    text = "".join(stamp + line for line in path.read_text().splitlines(keepends=True))
+    found = triage(place_lines([("log", text.encode())]))
+    assert found is not None
+    assert (found.code, found.ranks) == ("same-file", (0, 1))
+
+
+def test_events_come_before_the_log() -> None:
+    view = view_of(failing().events)
+    found = triage([], view.exceptions, Ending(end_reason="job-failed"))
+    assert found is not None
+    assert (found.code, found.rank, found.ranks) == ("layer-signature", 3, tuple(range(8)))
+    assert found.where == "worker.py:77 in forward"
+    (quote,) = found.evidence
+    assert (quote.segment, quote.line) == ("events/rank-3.jsonl", 0)
+    assert found.others == ("driver: RuntimeError: Engine core initialization failed. See root cause above.",)
+
+
+def test_an_event_is_quoted_from_the_log_where_it_stands_there_too() -> None:
+    path = DATA / "vllm-logs" / "h200-0.24-load-keyerror.log"
+    (first, *_) = worker_tracebacks(each.line for each in placed(path))
+    event = Failure(
+        source="rank-0", rank=0, exc_type="KeyError", message=first.first.message, traceback=first.first.traceback
+    )
+    found = triage(placed(path), fold([event]))
+    assert found is not None
+    assert (found.rank, found.evidence[0].segment) == (0, path.name)
+
+
+def test_an_unknown_failure_is_shown_and_not_explained() -> None:
+    lines = ["Traceback (most recent call last):", '  File "/w.py", line 1, in a', "ValueError: nobody has seen this"]
+    log = "".join(f"(Worker_TP2 pid=7) {line}\n" for line in lines).encode()
+    found = triage(place_lines([("log", log)]))
+    assert found is not None
+    assert (found.code, found.known, found.what, found.why) == ("unknown", False, "unknown cause", "")
+    assert (found.rank, found.exception) == (2, "ValueError: nobody has seen this")
+    assert [(quote.segment, quote.line) for quote in found.evidence] == [("log", 3)]
+
+
+def test_of_a_chain_the_direct_cause_counts_and_what_was_merely_handled_does_not() -> None:
+    inner = 'Traceback (most recent call last):\n  File "/w.py", line 1, in a\nOSError: Read-only file system\n'
+    outer = '\nTraceback (most recent call last):\n  File "/w.py", line 2, in b\nRuntimeError: nothing was written\n'
+    direct = "\nThe above exception was the direct cause of the following exception:\n"
+    handled = "\nDuring handling of the above exception, another exception occurred:\n"
+    codes = [triage(place_lines([("log", (inner + link + outer).encode())])) for link in (direct, handled)]
+    assert [found and found.code for found in codes] == ["read-only", "unknown"]
+
+
+def test_a_rank_that_lost_its_peer_does_not_hide_who_was_killed() -> None:
+    log = (
+        b"(Worker_TP0 pid=7) ERROR 11-29 19:00:00 [x.py:1] Traceback (most recent call last):\n"
+        b'(Worker_TP0 pid=7) ERROR 11-29 19:00:00 [x.py:1]   File "/w.py", line 1, in a\n'
+        b"(Worker_TP0 pid=7) ERROR 11-29 19:00:00 [x.py:1] RuntimeError: [gloo/pair.cc:1] Connection closed by peer\n"
+        b"(EngineCore pid=3) ERROR 11-29 19:00:01 [x.py:1] Worker proc VllmWorker-1 died unexpectedly (-9)\n"
+        b"kernel: Out of memory: Killed process 8 (VLLM::Worker_TP)\n"
+    )
+    found = triage(place_lines([("log", log)]))
+    assert found is not None
+    assert found.code == "oom-killed"
+    assert [quote.line for quote in found.context] == [4]
+    without_kernel = triage(place_lines([("log", log[: log.index(b"kernel:")])]))
+    assert without_kernel is not None
+    assert (without_kernel.code, without_kernel.rank) == ("killed", 1)
+
+
+def test_a_job_that_a_signal_ended_without_a_word() -> None:
+    ending = Ending(end_reason="job-signaled", signal=9, message="the job was killed by signal 9 (SIGKILL)")
+    found = triage(place_lines([("log", b"INFO 11-29 19:00:00 [x.py:1] loading\n")]), (), ending)
+    assert found is not None
+    assert (found.code, found.evidence[0].text) == ("killed", ending.message)
+    assert triage(place_lines([("log", b"exit 7\n")]), (), Ending(end_reason="job-failed")) is None
+
+
+def test_a_record_is_json_with_whole_words() -> None:
+    record = judged(DATA / "vllm-logs" / "cpu-0.32-killed-rank.log").record()
+    assert record["known"] is True
+    assert record["evidence"][0]["text"].startswith("Worker proc VllmWorker-1 died unexpectedly")
+    assert set(record) == {
+        "known", "code", "what", "why", "fix", "rank", "ranks", "source", "exception", "where", "evidence", "context",
+        "others", "traceback",
+    }  # fmt: skip

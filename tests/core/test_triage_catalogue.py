@@ -1,0 +1,244 @@
+"""Each entry of the catalogue: what it must match, and what looks like it and must not match."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.core.triage import Ending, place_lines, triage
+from controller.core.triage_catalogue import CATALOGUE
+
+VLLM = "/opt/vllm/lib/python3.12/site-packages/vllm"
+Frame = tuple[str, str, str]
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."
+
+
+def frame(path: str, function: str, source: str = "work()") -> Frame:
+    return path, function, source
+
+
+LOADER = frame(f"{VLLM}/model_executor/model_loader/base_loader.py", "load_model")
+WEIGHTS = frame(f"{VLLM}/model_executor/models/qwen3.py", "load_weights")
+STEP = frame(f"{VLLM}/v1/worker/gpu_worker.py", "execute_model")
+BROADCAST = frame(f"{VLLM}/distributed/device_communicators/shm_broadcast.py", "acquire_read", "raise TimeoutError")
+WEIGHT_LOADER = frame(f"{VLLM}/model_executor/layers/linear.py", "weight_loader")
+INDUCTOR = frame("/opt/torch/_inductor/utils.py", "run")
+MINE = frame("/home/user/my_worker.py", "patched_forward", "hidden, residual = layer(hidden, residual, positions)")
+REMOTE = frame("/opt/site-packages/transformers/modeling_x.py", "forward", "hidden = layer(hidden)")
+EXTRACT = frame(f"{VLLM}/v1/spec_decode/extract_hidden_states.py", "propose")
+USER = frame("/home/user/script.py", "main")
+
+
+def raised(exception: str, *frames: Frame, source: str = "") -> str:
+    """The log of one process that dies of an exception."""
+    prefix = f"({source} pid=7) " if source else ""
+    lines = ["Traceback (most recent call last):"]
+    for path, function, text in frames or (USER,):
+        lines += [f'  File "{path}", line 1, in {function}', f"    {text}"]
+    return "".join(f"{prefix}{line}\n" for line in [*lines, *exception.splitlines()])
+
+
+def code_of(log: str, ending: Ending | None = None) -> str | None:
+    found = triage(place_lines([("log", log.encode())]), (), ending)
+    return found.code if found else None
+
+
+RENAME = frame("/home/user/my_worker.py", "write", "os.replace(temporary, path)")
+GONE = "FileNotFoundError: [Errno 2] No such file or directory: '/out/0.tmp' -> '/out/0'"
+NCCL_WARN = "host:1:2 [0] misc/shmutils.cc:129 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-x\n"
+
+MATCHES: list[tuple[str, str]] = [
+    ("gpu-memory-kv", raised(OOM, frame(f"{VLLM}/v1/worker/gpu_model_runner.py", "initialize_kv_cache"))),
+    ("gpu-memory-warm-up", raised(OOM, LOADER, frame(f"{VLLM}/v1/worker/gpu_model_runner.py", "profile_run"))),
+    ("gpu-memory-load", raised(OOM, LOADER)),
+    ("gpu-memory-load", raised("RuntimeError: CUDA error: out of memory", WEIGHTS)),
+    ("gpu-memory-step", raised(OOM, STEP)),
+    ("kv-cache-small", raised("ValueError: No available memory for the cache blocks. Try increasing it.")),
+    ("kv-cache-small", raised("ValueError: To serve at least one request with the model's max seq len (262144), "
+                              "(16.00 GiB KV cache is needed, which is larger than the available KV cache memory)")),
+    ("gpu-memory-taken", raised("ValueError: Free memory on device (3.22/4.0 GiB) on startup is less than desired")),
+    ("no-kernel-image", raised("RuntimeError: CUDA error: no kernel image is available for execution on the device")),
+    ("driver-old", raised("RuntimeError: The NVIDIA driver on your system is too old (found version 12020).")),
+    ("no-gpu", raised("RuntimeError: No CUDA GPUs are available")),
+    ("no-pinned-memory", raised("RuntimeError: pin_memory=True requires a CUDA or other accelerator backend")),
+    ("gpu-fault", raised("RuntimeError: CUDA error: an illegal memory access was encountered", STEP)),
+    ("gpu-fault", "kernel: NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n"),
+    ("compile-slow", raised("TimeoutError: RPC call to execute_model timed out.",
+                            frame("/opt/site-packages/flashinfer/jit/core.py", "build_and_load"))),
+    ("compile-slow", "[3/16] /usr/local/cuda/bin/nvcc -gencode=arch=compute_120a,code=sm_120a -c attention.cu\n"
+                     + raised("TimeoutError: RPC call to execute_model timed out.")),
+    ("step-timeout", raised("TimeoutError: RPC call to execute_model timed out.")),
+    ("broadcast-timeout", raised("TimeoutError", BROADCAST)),
+    ("nccl-timeout", raised("torch.distributed.DistBackendError: Watchdog caught collective operation timeout: "
+                            "WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600000 milliseconds before timing out.")),
+    ("nccl-timeout", "[rank3]:[E1129 19:00:00 x.cpp:1] Watchdog caught collective operation timeout\n"),
+    ("shm-full", raised("OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'")),
+    ("shm-full", raised("RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 160 MiB")),
+    ("shm-full", raised("OSError: [Errno 28] No space left on device",
+                        frame("/usr/lib/python3.12/multiprocessing/shared_memory.py", "__init__"))),
+    ("shm-full", NCCL_WARN + raised("RuntimeError: NCCL error: unhandled system error")),
+    ("shm-full", "Bus error (core dumped)\n"),
+    ("nccl", raised("RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)")),
+    ("head-size", raised("ValueError: Head size 72 is not supported by FlashAttention. Supported: [64, 128]")),
+    ("head-size", raised("ValueError: No valid attention backend found for cuda with AttentionSelectorConfig("
+                         "head_size=72). Reasons: {FLASH_ATTN: [head_size not supported]}")),
+    ("topk-method", raised("KeyError: 'layers.2.mlp.gate.e_score_correction_bias'", WEIGHTS)),
+    ("state-count", raised("RuntimeError: The expanded size of the tensor (4) must match the existing size (3) at "
+                           "non-singleton dimension 1.", EXTRACT)),
+    ("state-count", raised("errors.CaptureError: the engine gave no state at boundaries [61]")),
+    ("layer-signature", raised("TypeError: DeepseekV2DecoderLayer.forward() missing 1 required positional argument: "
+                               "'llama_4_scaling'")),
+    ("layer-signature", raised("AttributeError: 'NoneType' object has no attribute 'dtype'", MINE)),
+    ("embedding-method", raised("AttributeError: 'DeepseekV2Model' object has no attribute 'get_input_embeddings'")),
+    ("embedding-method", raised("TypeError: Kimi.get_input_embeddings() missing 1 required argument: 'x'")),
+    ("shard-truncated", raised("safetensors_rust.SafetensorError: Error while deserializing header: "
+                               "MetadataIncompleteBuffer")),
+    ("shard-missing", raised("RuntimeError: Cannot find any model weights with `/models/x`")),
+    ("shard-missing", raised("ValueError: Following weights were not initialized from checkpoint: {'x'}")),
+    ("weights-config", raised("AssertionError: Attempted to load weight (torch.Size([320, 128])) into parameter "
+                              "(torch.Size([256, 128]))", WEIGHTS, WEIGHT_LOADER)),
+    ("weights-config", raised("AssertionError", WEIGHTS, WEIGHT_LOADER)),
+    ("remote-code", raised("ValueError: The repository x contains custom code which must be executed")),
+    ("tokenizer", raised("OSError: Can't load tokenizer for '/models/x'.")),
+    ("architecture", raised("pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+                            "  Value error, Model architectures ['NewForCausalLM'] are not supported for now.")),
+    ("config-broken", raised("OSError: It looks like the config file at '/m/config.json' is not a valid JSON file.")),
+    ("prompt-too-long", raised("ValueError: The decoder prompt (length 5000) is longer than the maximum model length "
+                               "of 4097. Make sure that it is shorter.")),
+    ("max-model-len", raised("ValueError: User-specified max_model_len (100000) is greater than the derived "
+                             "max_model_len (max_position_embeddings=1024)")),
+    ("engine-argument", raised("TypeError: EngineArgs.__init__() got an unexpected keyword argument 'tensor_size'")),
+    ("engine-argument", "vllm serve: error: unrecognized arguments: --tensor-size 2\n"),
+    ("port-taken", raised("OSError: [Errno 98] Address already in use")),
+    ("tmp-full", raised("OSError: [Errno 28] No space left on device: '/tmp/torchinductor_user/x'")),
+    ("tmp-full", raised("FileNotFoundError: [Errno 2] No usable temporary directory found in ['/tmp', '/var/tmp']")),
+    ("quota", raised("OSError: [Errno 122] Disk quota exceeded: '/home/user/out/hs_1.safetensors'")),
+    ("disk-full", raised("OSError: [Errno 28] No space left on device: '/data/out/hs_1.safetensors'")),
+    ("disk-full", raised("safetensors_rust.SafetensorError: Error while serializing: "
+                         'IoError(Os { code: 28, message: "No space left on device" })')),
+    ("read-only", raised("OSError: [Errno 30] Read-only file system: '/data/out/hs_1.safetensors'")),
+    ("permission", raised("PermissionError: [Errno 13] Permission denied: '/data/out'")),
+    ("same-file", "".join(raised(GONE, RENAME, source=f"Worker_TP{rank}") for rank in (0, 1))),
+    ("module-missing", raised("ModuleNotFoundError: No module named 'deep_gemm'")),
+    ("symbol-missing", raised("ImportError: cannot import name 'Worker' from 'vllm.v1.worker.gpu_worker'")),
+    ("symbol-missing", raised("ImportError: /opt/vllm/_C.abi3.so: undefined symbol: _ZN3c104cuda9SetDeviceEi")),
+    ("library-missing", raised("ImportError: libcudart.so.13: cannot open shared object file: No such file")),
+    ("host-memory", raised("RuntimeError: [enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate "
+                           "memory: you tried to allocate 9 bytes.")),
+    ("compile-cache", raised("AssertionError", frame(f"{VLLM}/compilation/caching.py", "optimized_call"), INDUCTOR)),
+    ("compile-cache", raised("ValueError: too many values to unpack (expected 2)",
+                             frame(f"{VLLM}/v1/worker/gpu_model_runner.py", "execute_model",
+                                   "hidden_states, aux_hidden_states = model_output"))),
+    ("empty-message", raised("AssertionError", LOADER)),
+    ("empty-message", raised("RuntimeError: ", STEP)),
+    ("empty-message", raised("torch.AcceleratorError", STEP)),
+    ("oom-killed", "kernel: Out of memory: Killed process 4242 (VLLM::Worker) total-vm:1kB\n"),
+    ("oom-killed", "kernel: Memory cgroup out of memory: Killed process 4242 (python)\n"),
+    ("crashed", "!!!!!!! Segfault encountered !!!!!!!\n"),
+    ("killed", "(EngineCore pid=3) ERROR 11-29 22:10:59 [x.py:1] Worker proc VllmWorker-1 died unexpectedly\n"),
+    ("killed", raised("RuntimeError: Engine core initialization failed. See root cause above.",
+                      source="APIServer") + "Failed core proc(s): {'EngineCore': -9}\n"),
+]  # fmt: skip
+
+LOOKALIKES: list[tuple[str, str | None, str]] = [
+    ("gpu-memory-kv", "gpu-memory-load", raised(OOM, LOADER)),
+    ("gpu-memory-warm-up", "unknown", raised(OOM)),
+    ("gpu-memory-load", "unknown", raised("RuntimeError: CUDA error: invalid configuration argument", LOADER)),
+    ("gpu-memory-step", "unknown", raised("RuntimeError: out of memory slots in my own pool", STEP)),
+    ("kv-cache-small", "unknown", raised("ValueError: the cache blocks have no available memory layout")),
+    ("gpu-memory-taken", None, "INFO 11-29 19:00:00 [x.py:1] Free memory on device (3.22/4.0 GiB) on startup\n"),
+    ("no-kernel-image", "unknown", raised("RuntimeError: no image was given for the vision tower")),
+    ("driver-old", "unknown", raised("RuntimeError: the driver worker is too old to answer")),
+    ("no-gpu", "unknown", raised("ValueError: 8 GPUs are available, 16 were asked for")),
+    ("no-pinned-memory", "unknown", raised("RuntimeError: cannot pin memory that is already pinned")),
+    ("gpu-fault", "unknown", raised("RuntimeError: CUDA error: initialization error", STEP)),
+    ("gpu-fault", None, "INFO 11-29 19:00:00 [x.py:1] NVRM version: 580.95\n"),
+    ("compile-slow", "step-timeout", raised("TimeoutError: RPC call to execute_model timed out.", BROADCAST)),
+    ("compile-slow", "step-timeout", "Triton kernel JIT compilation during inference: fused_moe_kernel.\n"
+                                     + raised("TimeoutError: RPC call to execute_model timed out.")),
+    ("step-timeout", "unknown", raised("TimeoutError: timed out waiting for the data set")),
+    ("broadcast-timeout", "empty-message", raised("KeyError", BROADCAST)),
+    ("nccl-timeout", "unknown", raised("RuntimeError: the reader timed out before NCCL was there")),
+    ("shm-full", "disk-full", raised("OSError: [Errno 28] No space left on device: '/data/shm/x'")),
+    ("shm-full", "nccl", raised("RuntimeError: NCCL error: unhandled system error")),
+    ("nccl", "unknown", raised("RuntimeError: NCCL is not available")),
+    ("head-size", "unknown", raised("ValueError: the head of the file has an unsupported size")),
+    ("topk-method", "unknown", raised("KeyError: 'layers.2.mlp.gate.weight'", WEIGHTS)),
+    ("state-count", "unknown", raised("RuntimeError: The expanded size of the tensor (4) must match the existing "
+                                      "size (3) at non-singleton dimension 1.", STEP)),
+    ("layer-signature", "unknown", raised("TypeError: KVCacheManager.forward() missing 1 required argument: 'x'")),
+    ("layer-signature", "unknown", raised("AttributeError: 'NoneType' object has no attribute 'dtype'", REMOTE)),
+    ("layer-signature", "unknown", raised("RuntimeError: the rank was told to stop", MINE)),
+    ("embedding-method", "unknown", raised("AttributeError: 'Model' object has no attribute 'get_embeddings'")),
+    ("shard-truncated", "unknown", raised("safetensors_rust.SafetensorError: File does not contain tensor lm_head")),
+    ("shard-missing", "unknown", raised("FileNotFoundError: [Errno 2] No such file or directory: 'prompts.jsonl'")),
+    ("weights-config", "unknown", raised("RuntimeError: shape mismatch: value tensor of shape [3]", STEP)),
+    ("remote-code", "unknown", raised("ValueError: the repository has no code owner")),
+    ("tokenizer", "unknown", raised("ValueError: Tokenizer not available when `skip_tokenizer_init=True`")),
+    ("architecture", "unknown", raised("ValueError: the architecture of this CPU is not supported")),
+    ("config-broken", "unknown", raised("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)")),
+    ("prompt-too-long", "unknown", raised("ValueError: The prompt (length 0) is empty")),
+    ("max-model-len", "unknown", raised("ValueError: max_model_len must be positive")),
+    ("engine-argument", "unknown", raised("TypeError: Params.__init__() got an unexpected keyword argument 'x'")),
+    ("port-taken", "unknown", raised("OSError: [Errno 99] Cannot assign requested address")),
+    ("lease-taken", "unknown", raised("RuntimeError: the lease of the office is taken")),
+    ("tmp-full", "disk-full", raised("OSError: [Errno 28] No space left on device: '/data/tmp/x'")),
+    ("quota", "unknown", raised("ValueError: the quota of 5 samples is used up")),
+    ("disk-full", "unknown", raised("RuntimeError: no space left in the batch")),
+    ("read-only", "unknown", raised("ValueError: assignment destination is read-only")),
+    ("permission", "unknown", raised("PermissionError: [Errno 1] Operation not permitted")),
+    ("same-file", "unknown", raised(GONE, RENAME, source="Worker_TP0")),
+    ("module-missing", "unknown", raised("AttributeError: module 'torch' has no attribute 'nope'")),
+    ("symbol-missing", "unknown", raised("ImportError: attempted relative import with no known parent package")),
+    ("library-missing", "unknown", raised("OSError: model.so.json: not a valid file")),
+    ("host-memory", "gpu-memory-step", raised("RuntimeError: CUDA error: out of memory", STEP)),
+    ("compile-cache", "weights-config", raised("AssertionError", WEIGHT_LOADER)),
+    ("compile-cache", "unknown", raised("AssertionError: batch size must be positive", INDUCTOR)),
+    ("empty-message", "unknown", raised("RuntimeError: there are words", STEP)),
+    ("empty-message", "unknown", raised("KeyboardInterrupt")),
+    ("oom-killed", None, "INFO 11-29 19:00:00 [x.py:1] Killed process groups: none\n"),
+    ("crashed", None, "INFO 11-29 19:00:00 [x.py:1] faulthandler will report segmentation faults\n"),
+    ("killed", None, "INFO 11-29 19:00:00 [x.py:1] Worker proc VllmWorker-1 is ready\n"),
+    ("killed", "unknown", raised("RuntimeError: Engine core initialization failed. See root cause above. "
+                                 "Failed core proc(s): {'EngineCore': 1}")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "log"), MATCHES, ids=[f"{i}-{code}" for i, (code, _) in enumerate(MATCHES)])
+def test_it_matches(code: str, log: str) -> None:
+    assert code_of(log) == code
+
+
+@pytest.mark.parametrize(
+    ("code", "instead", "log"), LOOKALIKES, ids=[f"{i}-{code}" for i, (code, _, _) in enumerate(LOOKALIKES)]
+)
+def test_it_does_not_match_what_looks_like_it(code: str, instead: str | None, log: str) -> None:
+    assert instead != code
+    assert code_of(log) == instead
+
+
+@pytest.mark.parametrize("reason", ["lease-busy", "lease-dirty"])
+def test_a_lease_is_taken_by_the_end_reason_alone(reason: str) -> None:
+    found = triage([], (), Ending(end_reason=reason, message="run 20260102-030405-abcdef of anna holds GPU 3"))
+    assert found is not None
+    assert (found.code, found.what) == (
+        "lease-taken",
+        "another run holds the GPUs: run 20260102-030405-abcdef of anna holds GPU 3",
+    )
+    assert code_of("", Ending(end_reason="recheck-failed")) is None
+
+
+def test_every_entry_is_told_from_what_looks_like_it() -> None:
+    codes = {entry.code for entry in CATALOGUE}
+    assert {code for code, _ in MATCHES} | {"lease-taken"} == codes
+    assert {code for code, _, _ in LOOKALIKES} == codes
+
+
+@pytest.mark.parametrize("number", range(len(CATALOGUE)))
+def test_every_entry_says_what_to_do_in_words_that_can_be_filled_in(number: int) -> None:
+    entry = CATALOGUE[number]
+    words = dict.fromkeys(("name", "detail", "source"), "X")
+    for text in (entry.what, entry.why, entry.fix):
+        assert text.format(**words) == text.replace("{name}", "X").replace("{detail}", "X").replace("{source}", "X")
+    assert entry.what
+    assert entry.fix
+    assert entry.exception or entry.line or entry.ends

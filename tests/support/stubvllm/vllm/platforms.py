@@ -1,0 +1,6 @@
+class _Cpu:
+    def is_cpu(self) -> bool:
+        return True
+
+
+current_platform = _Cpu()

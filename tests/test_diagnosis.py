@@ -1,0 +1,146 @@
+"""A run folder, or any file, to a named cause: what `ctl summary`, `ctl triage` and `ctl logs --problem` show."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.recorded import failing, healthy
+
+from controller import diagnosis
+from controller.core.errors import UsageError
+from controller.diagnosis import diagnose_files, diagnose_run, problem_lines, with_triage
+from controller.runfolder import RunFolder
+
+LOGS = Path(__file__).parent / "data" / "vllm-logs"
+KEYERROR = LOGS / "h200-0.24-load-keyerror.log"
+RUN_ID = "20260102-030405-abcdef"
+CLI_TIMEOUT_S = 60.0
+
+
+def make_run(
+    root: Path, log: bytes, *, events: Any = None, reason: str = "job-failed", cut: int = 10_000
+) -> RunFolder:
+    """A mirrored run: its log in two segments cut at a byte, and events by writer."""
+    folder = RunFolder.create(root, RUN_ID)
+    (folder.path / "log").mkdir()
+    (folder.path / "log" / "000001.log").write_bytes(log[:cut])
+    (folder.path / "log" / "000002.log").write_bytes(log[cut:])
+    for event in events or ():
+        with (folder.path / "events" / f"{event.writer}.jsonl").open("a") as stream:
+            stream.write(event.to_json() + "\n")
+    (folder.path / "result.json").write_text(json.dumps({"end_reason": reason, "message": "exited with code 1"}))
+    return folder
+
+
+def test_a_run_without_events_is_judged_by_its_log(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, KEYERROR.read_bytes())
+    record = with_triage({"end_reason": "job-failed", "problems": []}, folder)
+    assert (record["triage"]["code"], record["triage"]["known"]) == ("topk-method", True)
+    (quote,) = record["triage"]["evidence"]
+    lines = (folder.path / quote["segment"]).read_bytes().split(b"\n")
+    assert quote["text"].encode() in lines[quote["line"] - 1]
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_a_run_with_events_is_judged_by_them(tmp_path: Path) -> None:
+    found = diagnose_run(make_run(tmp_path, b"nothing to see\n", events=failing().events)).triage
+    assert found is not None
+    assert (found.code, found.rank) == ("layer-signature", 3)
+
+
+@pytest.mark.parametrize("reason", ["succeeded", "stopped", "cancelled"])
+def test_an_end_that_is_no_failure_has_no_cause(tmp_path: Path, reason: str) -> None:
+    folder = make_run(tmp_path, KEYERROR.read_bytes(), events=healthy().events, reason=reason)
+    assert with_triage({"end_reason": reason}, folder)["triage"] is None
+    assert diagnose_run(folder).triage is None
+
+
+def test_the_problem_is_shown_with_the_lines_around_it(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, KEYERROR.read_bytes())
+    place, lines = problem_lines(folder)
+    text = b"".join(lines)
+    assert place.startswith(str(folder.path / "log" / "00000"))
+    assert b"Traceback (most recent call last):" in text
+    assert b"KeyError: 'layers.2.mlp.gate.e_score_correction_bias'" in text
+    assert len(text) < KEYERROR.stat().st_size
+
+
+def test_a_run_without_a_problem_in_its_log_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="shows no problem"):
+        problem_lines(make_run(tmp_path / "a", b"all is well\n", reason="succeeded"))
+    with pytest.raises(UsageError, match=r"log of run .* does not show"):
+        problem_lines(make_run(tmp_path / "b", b"all is well\n", events=failing().events))
+
+
+def test_of_a_huge_log_the_end_is_read_and_its_lines_are_numbered_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "LOG_LIMIT", 40_000)
+    before = b"INFO 11-29 19:00:00 [x.py:1] healthy\n" * 5000
+    data = before + KEYERROR.read_bytes()
+    for cut in (10_000, len(before) + 3000):
+        folder = make_run(tmp_path / str(cut), data, cut=cut)
+        found = diagnose_run(folder).triage
+        assert found is not None
+        (quote,) = found.evidence
+        lines = (folder.path / quote.segment).read_bytes().split(b"\n")
+        assert quote.text.encode() in lines[quote.line - 1]
+
+
+def test_a_run_folder_can_be_given_to_triage(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, b"", events=failing().events)
+    found = diagnose_files([folder.path])
+    assert found.triage is not None
+    assert found.triage.code == "layer-signature"
+    assert found.failures[0].first.rank == 3
+
+
+def test_files_are_streams_of_their_own(tmp_path: Path) -> None:
+    half = tmp_path / "node-0.log"
+    half.write_bytes(b"(Worker_TP1 pid=1) INFO 11-29 19:00:00 [x.py:1] no line end")
+    found = diagnose_files([half, KEYERROR]).triage
+    assert found is not None
+    assert [(quote.segment, quote.line) for quote in found.evidence] == [(str(KEYERROR), 86)]
+
+
+def test_a_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        diagnose_files([tmp_path / "none.log"])
+
+
+def ctl(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "controller", "triage", *words],
+        capture_output=True, text=True, timeout=CLI_TIMEOUT_S, check=False, cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+
+
+def test_the_command_shows_traceback_cause_place_and_remedy() -> None:
+    done = ctl(str(KEYERROR))
+    assert done.returncode == 0, done.stderr
+    assert "KeyError: 'layers.2.mlp.gate.e_score_correction_bias'" in done.stdout
+    assert "cause: config.json lacks `topk_method`" in done.stdout
+    assert f"{KEYERROR}:86" in done.stdout
+    assert '"topk_method": "noaux_tc"' in done.stdout
+    assert done.stdout.rstrip().endswith("code: topk-method")
+
+
+def test_the_command_says_that_a_healthy_log_is_one() -> None:
+    done = ctl(str(LOGS / "h200-0.24-healthy-run.log"))
+    assert (done.returncode, done.stdout) == (0, "no sign of a failure\n")
+    document = json.loads(ctl(str(LOGS / "h200-0.24-healthy-run.log"), "--json").stdout)
+    assert (document["problem"], document["triage"]) == (False, None)
+
+
+def test_the_command_gives_one_document(tmp_path: Path) -> None:
+    document = json.loads(ctl(str(LOGS / "cpu-0.32-killed-rank.log"), "--json").stdout)
+    assert document["problem"] is True
+    assert (document["triage"]["code"], document["triage"]["rank"]) == ("killed", 1)
+    refused = ctl(str(tmp_path / "none.log"), "--json")
+    assert refused.returncode == 2
+    assert json.loads(refused.stdout)["error"]["code"] == "log-unreadable"
