@@ -66,6 +66,9 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Delete or move wha
 ProgressOption = Annotated[
     str, typer.Option("--progress", help="auto, plain, json (events as lines on stderr), or none.")
 ]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", "-w", help="Queue on the host while another run holds it. Ctrl-C leaves it queued.")
+]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show ctl's own traceback on an error.")]
 StaleOption = Annotated[
     str | None,
@@ -184,6 +187,7 @@ def extract(
     rehearse: RehearseOption = None,
     allow: AllowOption = None,
     yes: YesOption = False,
+    wait: WaitOption = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Same as `ctl plan`.")] = False,
     progress: ProgressOption = "auto",
@@ -204,6 +208,7 @@ def extract(
         canary=False if no_canary else None,
         rehearse=rehearse,
         allow=allow or (),
+        wait=wait,
     )
     if dry_run:
         commands.show_plan(intention, as_json=as_json)
@@ -224,6 +229,7 @@ def run(
     cwd: Annotated[
         str | None, typer.Option("--cwd", help="Folder on the host to run in; default: its workdir.")
     ] = None,
+    wait: WaitOption = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")] = False,
     progress: ProgressOption = "auto",
     as_json: JsonOption = False,
@@ -232,7 +238,7 @@ def run(
     """Run any command on a host under the same care: lease, supervision, exact logs, a clean end."""
     from controller import commands
 
-    intention = commands.plan_command(host, argv, name=name, cwd=cwd)
+    intention = commands.plan_command(host, argv, name=name, cwd=cwd, wait=wait)
     return commands.launch_and_watch(intention, yes=True, detach=detach, progress=progress, as_json=as_json)
 
 

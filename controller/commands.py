@@ -36,20 +36,23 @@ def plan_extract(
     canary: bool | None = None,
     rehearse: str | None = None,
     allow: Sequence[str] = (),
+    wait: bool = False,
 ) -> Intention:
     overrides = Overrides(
         stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture, canary=canary,
         rehearse=rehearse,
     )  # fmt: skip
-    return pipeline.plan_extract(load_workspace(), host, playbook, overrides, allow=allow)
+    return pipeline.plan_extract(load_workspace(), host, playbook, overrides, allow=allow, wait=wait)
 
 
 def plan_rehearsal(host: str | None, playbook: str | None, *, capture: str | None = None) -> Intention:
     return pipeline.plan_rehearsal(load_workspace(), host, playbook, Overrides(capture=capture))
 
 
-def plan_command(host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None) -> Intention:
-    return pipeline.plan_command(load_workspace(), host, argv, name=name, cwd=cwd)
+def plan_command(
+    host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None, wait: bool = False
+) -> Intention:
+    return pipeline.plan_command(load_workspace(), host, argv, name=name, cwd=cwd, wait=wait)
 
 
 def show_plan(intention: Intention, *, as_json: bool) -> None:
@@ -235,7 +238,10 @@ def logs(run_id: str | None, host: str | None, *, follow: bool, tail: int | None
 def _last_lines(run: Run, count: int) -> bytes:
     """Return the last `count` lines of the log, reading from its end."""
     data = b""
-    for path in reversed(run.folder.log_files()):
+    for path in reversed(run.folder.mirror.log_parts()):
+        if isinstance(path, bytes):
+            data = path + data
+            continue
         size = path.stat().st_size
         with open(path, "rb") as stream:
             while size > 0 and data.count(b"\n") <= count:

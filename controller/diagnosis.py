@@ -44,7 +44,8 @@ def diagnose_run(folder: RunFolder) -> Diagnosis:
         signal=view.end.signal if view.end else None,
         message=str(result.get("message") or ""),
     )
-    files = folder.log_files()
+    # A declared gap holds no line that could be evidence.
+    files = [part for part in folder.mirror.log_parts() if isinstance(part, Path)]
     if ending.end_reason in UNTRIAGED:
         return Diagnosis(files=tuple(files))
     lines = _stream(files, "log/")

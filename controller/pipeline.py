@@ -38,6 +38,10 @@ Confirm = Callable[[Sequence[OwnedOutput], Mapping[str, Mapping[str, Any]]], boo
 """Shows what clear will delete or move, and asks: the outputs touched, and the host's listing of each by path."""
 
 
+WAITED_FOR = ("lease-busy", "gpu-process", "gpu-memory")
+"""Findings that a run which waits for its turn does not mind: the supervisor looks again when the turn has come."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intention:
     """A plan, and what must not be written into it."""
@@ -55,13 +59,21 @@ class Intention:
 
 
 def plan_extract(
-    workspace: Workspace, host: str | None, playbook: str | None, overrides: Overrides, *, allow: Sequence[str] = ()
+    workspace: Workspace,
+    host: str | None,
+    playbook: str | None,
+    overrides: Overrides,
+    *,
+    allow: Sequence[str] = (),
+    wait: bool = False,
 ) -> Intention:
     """Plan an extraction without connecting; None takes the setting or the host's default.
 
+    With `wait` it queues on the host until the lease is free.
+
     Raises UsageError, ConfigError.
     """
-    return _planned(planner.make_plan, workspace, host, playbook, overrides, allow)
+    return _planned(planner.make_plan, workspace, host, playbook, overrides, allow, wait=wait)
 
 
 def plan_rehearsal(workspace: Workspace, host: str | None, playbook: str | None, overrides: Overrides) -> Intention:
@@ -76,11 +88,14 @@ def _planned(
     playbook: str | None,
     overrides: Overrides,
     allow: Sequence[str] = (),
+    *,
+    wait: bool = False,
 ) -> Intention:
     target = workspace.config.host(host)
     chosen = workspace.playbook(playbook, target)
+    plan = make(target, chosen, **_stamp(), overrides=overrides)
     return Intention(
-        plan=make(target, chosen, **_stamp(), overrides=overrides),
+        plan=planner.with_queue(plan) if wait else plan,
         host=target,
         playbook=chosen,
         secret_values=workspace.secret_values(target, chosen),
@@ -90,13 +105,19 @@ def _planned(
 
 
 def plan_command(
-    workspace: Workspace, host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None
+    workspace: Workspace,
+    host: str | None,
+    argv: Sequence[str],
+    *,
+    name: str | None,
+    cwd: str | None,
+    wait: bool = False,
 ) -> Intention:
     """Plan a run of any command without connecting. Raises UsageError, ConfigError."""
     target = workspace.config.host(host)
     plan = planner.make_command_plan(target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, **_stamp())
     return Intention(
-        plan=plan,
+        plan=planner.with_queue(plan) if wait else plan,
         host=target,
         playbook=None,
         secret_values=workspace.secret_values(target, None),
@@ -190,11 +211,12 @@ def _remember(ctx: Context, plan: Plan, folder: RunFolder) -> None:
 def preflight(ctx: Context, intention: Intention) -> preflight_stage.PreflightOutcome:
     """Probe and judge the host for an intention; failures that it or its playbook allows are warnings."""
     limits = intention.playbook.preflight if intention.playbook else None
+    queue = WAITED_FOR if intention.plan["job"]["limits"].get("wait_for_lease") else ()
     expected = preflight_stage.Expectations(
         gpu_name=intention.host.gpu_name,
         bytes_expected=planner.bytes_expected(intention.plan, intention.playbook),
         min_free_bytes=limits.min_free_bytes if limits else None,
-        allow=(*(limits.allow if limits else ()), *intention.allow),
+        allow=(*(limits.allow if limits else ()), *intention.allow, *queue),
     )
     return preflight_stage.run(ctx, intention.plan, expected)
 

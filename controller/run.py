@@ -12,10 +12,11 @@ from typing import Any, Protocol
 from controller.core.errors import CtlError, ExitCode, JobFailed, JobStopped, RefusedError
 from controller.core.events import Event
 from controller.diagnosis import with_triage
-from controller.runfolder import Recorder, RunFolder
+from controller.runfolder import Recorder, RunFolder, room_for
 from controller.stages import stop as stop_stage
 from controller.stages import watch as watch_stage
 from controller.stages.base import Context
+from controller.stages.mirror import read_part
 from controller.transport.base import Transport
 from remote_payload.host.protocol import REFUSED, EndReason, HostRecord, Plan
 
@@ -101,17 +102,15 @@ class Run:
         return problems[0] if problems else None
 
     def logs(self) -> Iterator[bytes]:
-        """Yield the raw bytes of the job's output that are held here."""
-        for path in self._folder.log_files():
-            with open(path, "rb") as stream:
-                while block := stream.read(1 << 20):
-                    yield block
+        """Yield the raw bytes of the job's output that are held here, with a line of ours for each declared gap."""
+        for part in self._folder.mirror.log_parts():
+            yield from read_part(part)
 
     # --------------------------------------------------------------------------------------- what to do
 
     def watch(self, *, patience_s: float = PATIENCE_S, follow: bool = True) -> watch_stage.WatchOutcome:
         """Copy the run's streams here until it ends, `detach()` is called, or patience ends."""
-        with self._folder.watching():
+        with room_for(self._folder), self._folder.watching():
             self._recorder("stage", name="watch", status="started")
             self._outcome = watch_stage.run(
                 self._context,

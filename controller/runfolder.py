@@ -7,6 +7,7 @@ data.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from controller.core.errors import UsageError
+from controller.core.errors import LocalDiskFull, UsageError
 from controller.core.events import Event
 from controller.core.suggest import nearest
 from controller.history import entries
@@ -93,8 +94,20 @@ class RunFolder:
             lock.flush()
             yield
 
-    def log_files(self) -> list[Path]:
-        return sorted((self.path / "log").glob("*.log"))
+
+@contextmanager
+def room_for(folder: RunFolder) -> Iterator[None]:
+    """Turn a full disk below the folder into LocalDiskFull; what is copied already stays, and is gone on from."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise LocalDiskFull(
+            f"this workstation has no room for the copy of run {folder.run_id}",
+            why=f"{folder.path}: {error.strerror}; the run goes on, nothing of it is lost",
+            fix=f"make room, then go on at the byte with `ctl attach {folder.run_id}`",
+        ) from error
 
 
 class Recorder:

@@ -9,6 +9,7 @@
         AuthenticationError   the host accepted none of our keys
       ConnectionLost          the connection broke while something was under way (4)
       RemoteFailed            a command of ours failed on the host (1)
+      LocalDiskFull           no room here for a run's copy; the run goes on (8)
       LaunchUnknown           launch could be neither confirmed nor denied (9)
       JobFailed               the job failed (100)
       JobStopped              the job was stopped (103)
@@ -122,6 +123,13 @@ class RemoteFailed(CtlError):
     """A command of ours ended with an error on the host."""
 
     code = "remote-failed"
+
+
+class LocalDiskFull(CtlError):
+    """This workstation has no room for the copy of a run; the run itself is not affected."""
+
+    exit_code = ExitCode.DETACHED
+    code = "local-disk-full"
 
 
 class LaunchUnknown(CtlError):

@@ -117,11 +117,17 @@ def _sections(document: dict[str, Any]) -> list[dict[str, Any]]:
         "Environment": list(document["environment"].items()),
         "Output": [(output["path"], _FATES[Stale(output["stale"])]) for output in document["outputs"]],
         "Limits": [
-            (name.removesuffix("_s"), "none" if value is None else f"{value:g} s")
+            (name.removesuffix("_s").removesuffix("_bytes"), _limit_text(name, value))
             for name, value in document["limits"].items()
         ],
     }
     return [{"title": title, "rows": [list(row) for row in rows]} for title, rows in sections.items() if rows]
+
+
+def _limit_text(name: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value:,} bytes" if name.endswith("_bytes") else f"{value:g} s"
 
 
 def _upload_text(upload: dict[str, Any]) -> str:

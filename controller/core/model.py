@@ -18,6 +18,7 @@ from controller.core.validation import refusal
 from controller.core.values import (
     AbsolutePath,
     Boundaries,
+    Bytes,
     Count,
     Duration,
     Environment,
@@ -250,13 +251,18 @@ class PreflightSection(_Model):
     allow: tuple[Text, ...] = ()
 
 
+DEFAULT_LOG_CAP = 4 << 30
+"""Bytes of log kept of a run, 4 GiB: vLLM prints a few MB a day, so only a loop of messages comes near."""
+
+
 class LimitsSection(_Model):
-    """Durations in seconds; None (written "none") lifts a limit."""
+    """Durations in seconds; None (written "none") lifts a limit. `log_cap` in bytes never ends a run."""
 
     load_timeout: Duration = 1800.0
     silence_timeout: Duration = 900.0
     time_limit: Duration = None
     stop_grace: Annotated[Seconds, BeforeValidator(parse_seconds)] = 30.0
+    log_cap: Bytes = DEFAULT_LOG_CAP
 
 
 class Playbook(_Model):

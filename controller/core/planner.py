@@ -15,7 +15,7 @@ from typing import Any
 
 from controller.core.boundaries import resolve_boundaries
 from controller.core.errors import ConfigError, UsageError
-from controller.core.model import Host, Overrides, Playbook
+from controller.core.model import DEFAULT_LOG_CAP, Host, Overrides, Playbook
 from controller.core.outputs import planned_output
 from controller.core.playbook import override
 from controller.core.redaction import secret_in_argv, split_env
@@ -107,6 +107,7 @@ def make_plan(
             "silence_timeout_s": playbook.limits.silence_timeout,
             "time_limit_s": playbook.limits.time_limit,
             "stop_grace_s": playbook.limits.stop_grace,
+            "log_cap_bytes": playbook.limits.log_cap,
         },
     }
     plan = _plan(host, job, run_id=run_id, created=created, payload=payload, ctl_version=ctl_version)
@@ -167,7 +168,11 @@ def make_command_plan(
         )
     env, secret_env = job_env(host, None)
     step: Step = {"name": "command", "kind": "exec", "argv": list(argv)}
-    limits: Limits = {"time_limit_s": time_limit_s, "stop_grace_s": COMMAND_GRACE_S}
+    limits: Limits = {
+        "time_limit_s": time_limit_s,
+        "stop_grace_s": COMMAND_GRACE_S,
+        "log_cap_bytes": DEFAULT_LOG_CAP,
+    }
     job: Job = {
         "kind": "command",
         "name": name,
@@ -199,6 +204,13 @@ def with_preflight(
     updated["job"]["outputs"] = [copy.deepcopy(output) for output in outputs]
     updated["timings"] = {**plan["timings"], **timings}
     updated["allowed"] = list(allowed)
+    return updated
+
+
+def with_queue(plan: Plan) -> Plan:
+    """Return the plan of a run that waits for the lease instead of being refused."""
+    updated = copy.deepcopy(plan)
+    updated["job"]["limits"]["wait_for_lease"] = True
     return updated
 
 

@@ -16,6 +16,8 @@ from controller.core.validation import refusal
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_BYTE_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(" + "|".join(_BYTE_UNITS) + ")")
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 OWNED_ENV = frozenset(
@@ -89,6 +91,16 @@ def parse_seconds(value: Any) -> Any:
     return ((days * 24 + hours) * 60 + minutes) * 60 + rest
 
 
+def parse_bytes(value: Any) -> Any:
+    """Return bytes from a whole number or from text like `500MB`, `4GiB` (powers of 1000 and of 1024)."""
+    if not isinstance(value, str):
+        return value
+    parts = _BYTES.fullmatch(value)
+    if parts is None:
+        raise refusal(f"`{value}` is not a size", 'write bytes, or text like "500MB", "4GiB"')
+    return int(float(parts[1]) * _BYTE_UNITS[parts[2]])
+
+
 def _boundaries(value: Any) -> Any:
     if isinstance(value, str):
         if value != "eagle3":
@@ -114,5 +126,8 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Duration = Annotated[Seconds | None, BeforeValidator(parse_seconds)]
 """Seconds, or None: no limit."""
+Bytes = Annotated[int, Field(strict=True, gt=0), BeforeValidator(parse_bytes)]
+"""A size of files."""
+
 Boundaries = Annotated[str | tuple[int, ...], BeforeValidator(_boundaries)]
 """The word `eagle3`, or numbers of decoder layers completed."""

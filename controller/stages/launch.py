@@ -17,7 +17,7 @@ from typing import Any
 
 from controller.core.errors import ConnectionFailed, ConnectionLost, CtlError, LaunchUnknown, RefusedError
 from controller.stages.base import Context, host_error
-from remote_payload.host.protocol import Confirmation, Plan, pack_frame, parse_confirmation
+from remote_payload.host.protocol import Confirmation, Plan, RunState, pack_frame, parse_confirmation
 
 PATIENCE_S = 120.0
 """For an answer to start, over any number of connections: a Wi-Fi change takes seconds, a sleeping laptop longer."""
@@ -57,7 +57,7 @@ def run(
         ctx.emit("stage", name="launch", status="failed", text=error.what)
         raise
     seconds = time.monotonic() - started
-    ctx.emit("stage", name="launch", status="done", text="supervisor confirmed", seconds=round(seconds, 3))
+    ctx.emit("stage", name="launch", status="done", text=_text(confirmation), seconds=round(seconds, 3))
     return LaunchOutcome(confirmation=confirmation, seconds=seconds)
 
 
@@ -138,3 +138,10 @@ def _check(confirmation: Confirmation) -> None:
             data=detail,
         )
     raise RefusedError("this run was cancelled before it started", fix="start a new one", code="cancelled")
+
+
+def _text(confirmation: Confirmation) -> str:
+    run, detail = confirmation["run"], confirmation["detail"] or {}
+    if run is not None and run["state"] == RunState.QUEUED.value:
+        return f"queued on the host: {detail.get('why', 'the lease is not free')}"
+    return "supervisor confirmed"

@@ -7,15 +7,16 @@ where its disk stands: no byte is lost and none is written twice.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from controller.core.errors import CtlError
 from controller.private import private, write_private
-from remote_payload.host.protocol import MIRRORED_DOCUMENTS, MIRRORED_STREAMS
+from remote_payload.host.protocol import LOG_GAPS, MIRRORED_DOCUMENTS, MIRRORED_STREAMS
 
 _STREAM_FILE = re.compile(rf"(?:{'|'.join(MIRRORED_STREAMS)})/[A-Za-z0-9][A-Za-z0-9._-]{{0,99}}")
 
@@ -70,15 +71,56 @@ class Mirror:
         rests = {}
         for name in self.cursor():
             path = self.folder / name
-            if name.startswith("log/"):
-                with open(path, "rb") as stream:
-                    while block := stream.read(1 << 20):
-                        on_log(block)
-            elif name.startswith("events/"):
+            if name.startswith("events/"):
                 *lines, rests[name] = path.read_bytes().split(b"\n")
                 for line in lines:
                     on_event_line(line)
+        for part in self.log_parts():
+            for block in read_part(part):
+                on_log(block)
         return rests
+
+    def log_parts(self) -> list[Path | bytes]:
+        """Return the log in order: a path for each segment that is held, a line of ours where bytes are missing."""
+        segments = {int(path.stem): path for path in (self.folder / "log").glob("*.log")}
+        gaps = self.gaps()
+        parts: list[Path | bytes] = []
+        for number in sorted(segments.keys() | gaps.keys()):
+            if number in segments:
+                parts.append(segments[number])
+            if number in gaps and (line := self.gap_line(gaps[number])):
+                parts.append(line)
+        return parts
+
+    def gaps(self) -> dict[int, Mapping[str, Any]]:
+        """Return the segments that the host gave up under its log cap, by number."""
+        path = self.folder / "log" / LOG_GAPS
+        if not path.is_file():
+            return {}
+        records = {}
+        for line in path.read_bytes().splitlines():
+            try:
+                record = json.loads(line)
+                records[int(record["segment"])] = record
+            except (ValueError, KeyError, TypeError):
+                continue  # cut off: still under way, or its writer was killed before it gave anything up
+        return records
+
+    def missing(self, gap: Mapping[str, Any]) -> int:
+        """Return how many bytes of a gap are not held here: a segment that was copied in time is no loss."""
+        path = self._segment(gap)
+        return int(gap["bytes"]) - (path.stat().st_size if path.is_file() else 0)
+
+    def gap_line(self, gap: Mapping[str, Any]) -> bytes:
+        """Return the line that stands in the log for the missing bytes of a gap, b"" if none are missing."""
+        count = self.missing(gap)
+        if count <= 0:
+            return b""
+        text = f"[ctl: {count} bytes of the log are missing here: segment {gap['segment']} went over the log cap; "
+        return f"\n{text}{gap['bytes']} bytes, sha256 {gap['sha256']}]\n".encode()
+
+    def _segment(self, gap: Mapping[str, Any]) -> Path:
+        return self.folder / "log" / f"{int(gap['segment']):06d}.log"
 
     def differences(self, files: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Compare the copy with the host's sizes and hashes; return one sentence for each file that differs."""
@@ -90,12 +132,25 @@ class Mirror:
                 found.append(f"{name}: {size} bytes here, {expected['size']} on the host")
             elif size and _sha256(path) != expected["sha256"]:
                 found.append(f"{name}: same size, other contents")
+        for gap in self.gaps().values():
+            if self.missing(gap) < 0 or (self.missing(gap) == 0 and _sha256(self._segment(gap)) != gap["sha256"]):
+                found.append(f"log segment {gap['segment']}: differs from what the host gave up")
         return found
 
     def _stream_path(self, name: str) -> Path:
         if not _STREAM_FILE.fullmatch(name) or Path(name).name == LOCAL_EVENTS:
             raise MirrorError(f"the host sent an unexpected file: {name!r}")
         return self.folder / name
+
+
+def read_part(part: Path | bytes) -> Iterator[bytes]:
+    """Yield the bytes of one of `Mirror.log_parts` in blocks of at most 1 MiB."""
+    if isinstance(part, bytes):
+        yield part
+        return
+    with open(part, "rb") as stream:
+        while block := stream.read(1 << 20):
+            yield block
 
 
 LOCAL_EVENTS = "controller.jsonl"

@@ -17,7 +17,7 @@ from controller.core.events import Event, parse_event
 from controller.stages.base import CALL_TIMEOUT_S, Context, host_error
 from controller.stages.mirror import Mirror, MirrorError
 from controller.transport.base import Process
-from remote_payload.host.protocol import FrameReader, ProtocolError, pack_frame
+from remote_payload.host.protocol import LOG_GAPS, FrameReader, ProtocolError, pack_frame
 
 SILENCE_S = 20.0
 """Twenty missed heartbeats: more than any hiccup of a loaded host, less than a person's patience."""
@@ -106,6 +106,8 @@ class _Watcher:
         self._follow = follow
         # What an earlier controller copied is shown first; the stream then goes on in mid-line if need be.
         self._partial_lines = mirror.replay(on_event_line=self._event_line, on_log=on_log)
+        self._gaps = mirror.gaps()
+        self._told = set(self._gaps)  # the replay above has shown these
         self.state = "unknown"
         self.end_reason: str | None = None
         self.frames = 0
@@ -191,13 +193,27 @@ class _Watcher:
 
     def _append(self, name: str, offset: int, body: bytes) -> None:
         self._mirror.append(name, offset, body)
-        if name.startswith("log/"):
+        if name == f"log/{LOG_GAPS}":
+            self._gaps = self._mirror.gaps()
+        elif name.startswith("log/"):
+            self._tell_gaps(name)
             self._on_log(body)
         elif name.startswith("events/"):
             *lines, rest = (self._partial_lines.pop(name, b"") + body).split(b"\n")
             self._partial_lines[name] = rest
             for line in lines:
                 self._event_line(line)
+
+    def _tell_gaps(self, name: str) -> None:
+        """Before the log goes on in segment `name`, say in its place what the host gave up of earlier ones.
+
+        The host sends the record of a gap before what follows it.
+        """
+        for number in sorted(self._gaps.keys() - self._told):
+            if f"log/{number:06d}.log" < name:
+                self._told.add(number)
+                if line := self._mirror.gap_line(self._gaps[number]):
+                    self._on_log(line)
 
     def _event_line(self, line: bytes) -> None:
         event = parse_event(line)

@@ -157,7 +157,7 @@ class CanaryGuard:
         job: Job,
         facts: ModelFacts,
         samples: Iterable[Sample],
-        events: EventWriter,
+        events: PatientEvents,
     ) -> None:
         """Raises CaptureError if this vLLM does not tell the size of its steps."""
         self._path, self._events = os.path.join(job.paths.folder, CANARY), events

@@ -17,8 +17,8 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import write_all
 from remote_payload.host.guard import Place, Refused, open_output
-from remote_payload.host.lease import user_name
 from remote_payload.host.listing import Fingerprint, Listing, Visit, read_marker, snapshot, walk
+from remote_payload.host.liveness import user_name
 from remote_payload.host.protocol import OWNER_MARKER, WIRE, EndReason, OwnedOutput, Stale, check_run_id
 
 MAX_NAMED = 5
@@ -106,7 +106,7 @@ def claim(output: OwnedOutput, run_id: str) -> Dict[str, Any]:
             "wire": WIRE,
             "run_id": check_run_id(run_id),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "owner": user_name(),
+            "owner": user_name(os.getuid()),
         }
         _write_marker(place.folder, marker, run_id)
         return marker

@@ -12,12 +12,14 @@ import time
 import traceback
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
+from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.files import read_json, sha256_of, write_json
 from remote_payload.host.leftovers import Baseline, Clean, count_oom_kills, prove_clean, sweep_shm
 from remote_payload.host.liveness import Stat, boot_seconds
 from remote_payload.host.members import Key, StopReport, stop_members
 from remote_payload.host.protocol import WIRE, EndReason, Result, RunPaths
-from remote_payload.host.pump import LogFiles, PumpKeeper, close_log
+from remote_payload.host.pump import PumpKeeper, close_log
+from remote_payload.host.segments import LogFiles, read_gaps
 from remote_payload.host.summary import build_summary
 
 DRAIN_S = 10.0
@@ -42,12 +44,13 @@ class Ending(NamedTuple):
 
 
 class Cleanup(NamedTuple):
-    """What was done to the run's remains."""
+    """What was done to the run's remains. `oom_kills`: of the job's own cgroup, None where there was none."""
 
     stopped: StopReport
     clean: Clean
     evidence: str
     leftovers: List[Dict[str, Any]]
+    oom_kills: Optional[int] = None
 
 
 def baseline_path(paths: RunPaths) -> str:
@@ -77,12 +80,13 @@ def clean_up(
     started: float,
     pipe: Optional[int],
     keeper: PumpKeeper,
+    cgroup: Optional[Cgroup],
 ) -> Cleanup:
     """End the members, drain the log, sweep shared memory, and prove the accelerator free.
 
     `started` is the Unix time of the run's start; `pipe` the log's FIFO, if there is one.
     """
-    stopped = stop_members(find, grace_s, reap)
+    stopped = stop_members(find, grace_s, reap, kill_all=cgroup.kill if cgroup else lambda: None)
     leftovers = list(stopped.leftovers)
     if pipe is not None:
         problem = close_log(paths, pipe, keeper, DRAIN_S)
@@ -90,8 +94,14 @@ def clean_up(
             leftovers.append({"path": paths.pipe, "reason": problem})
     if baseline is not None:
         leftovers += sweep_shm(baseline.shm, started)
+    oom_kills = None
+    if cgroup is not None:
+        oom_kills = cgroup.oom_kills()
+        problem = cgroup.remove()
+        if problem:
+            leftovers.append({"path": cgroup.path, "reason": problem})
     clean, evidence = prove_clean(baseline, {pid for pid, _ in known()}, len(stopped.leftovers))
-    return Cleanup(stopped=stopped, clean=clean, evidence=evidence, leftovers=leftovers)
+    return Cleanup(stopped=stopped, clean=clean, evidence=evidence, leftovers=leftovers, oom_kills=oom_kills)
 
 
 def write_result(
@@ -103,8 +113,9 @@ def write_result(
     leftovers: List[Dict[str, Any]],
     boot_s: float,
     baseline: Optional[Baseline],
+    oom_kills: Optional[int] = None,
 ) -> Result:
-    """Write summary.json, then result.json. Raises OSError."""
+    """Write summary.json, then result.json. `oom_kills` are those of the job's own cgroup. Raises OSError."""
     log_bytes, log_sha256 = sha256_of(LogFiles(paths).segments())
     result = Result(
         wire=WIRE,
@@ -113,7 +124,7 @@ def write_result(
         step=ending.step,
         exit_code=ending.exit_code,
         signal=ending.signal,
-        oom_killed=_oom_killed(baseline),
+        oom_killed=oom_kills > 0 if oom_kills is not None else _oom_killed(baseline),
         message=ending.message,
         ended=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         duration_s=round(max(0.0, boot_seconds() - boot_s), 3),
@@ -121,6 +132,7 @@ def write_result(
         leftovers=leftovers,
         log_bytes=log_bytes,
         log_sha256=log_sha256,
+        log_gap_bytes=sum(gap["bytes"] for gap in read_gaps(LogFiles(paths))),
     )
     with contextlib.suppress(FileNotFoundError):
         os.unlink(paths.reserve)

@@ -12,13 +12,12 @@ import errno
 import fcntl
 import json
 import os
-import pwd
 import stat
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from remote_payload.host.errors import HostError
-from remote_payload.host.liveness import Readings, judge, read_readings
+from remote_payload.host.liveness import Readings, boot_seconds, judge, read_readings, user_name
 from remote_payload.host.members import read_environ, runs_alive, snapshot
 from remote_payload.host.protocol import Liveness, ProcessIdentity
 
@@ -57,6 +56,12 @@ class Lease:
         self.paths = paths
         self.descriptors = descriptors
         self._record = record
+
+    def beat(self) -> None:
+        """Note that the holder is at work, by the clock since boot; a sign for readers, never a proof of life."""
+        self._record["beat_s"] = boot_seconds()
+        for descriptor in self.descriptors:
+            _write_record(descriptor, self._record)
 
     def release(self, clean: bool) -> None:
         """Give it back; unless `clean`, the next taker has to prove that the run's processes and memory are gone."""
@@ -124,11 +129,12 @@ def take(
         record = {
             "run_id": claim.run_id,
             "name": claim.name,
-            "user": user_name(),
+            "user": user_name(os.getuid()),
             "uid": os.getuid(),
             "workdir": claim.workdir,
             "process": claim.process,
             "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "beat_s": boot_seconds(),
             "state": "held",
         }
         for descriptor in descriptors:
@@ -161,17 +167,17 @@ def clear_record(path: str, run_id: str, clean: bool) -> Optional[str]:
 
 
 def list_leases(folder: str, readings: Optional[Readings] = None) -> List[Dict[str, Any]]:
-    """Return the records that are not free, with `resource`, `alive` and `evidence`.
+    """Return the records that are not free, with `resource`, `alive`, `evidence` and `heartbeat_age_s`.
 
     It takes no lock, so it disturbs nobody who wants to.
     """
     here = readings or read_readings()
-    leases = []
+    leases: List[Dict[str, Any]] = []
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
         if not name.endswith(".lock"):
             continue
         try:
-            descriptor = _open(os.path.join(folder, name), create=False)
+            descriptor = open_shared(os.path.join(folder, name), create=False)
         except OSError as error:
             leases.append({"resource": name[: -len(".lock")], "state": "unknown", "evidence": str(error)})
             continue
@@ -181,7 +187,18 @@ def list_leases(folder: str, readings: Optional[Readings] = None) -> List[Dict[s
             os.close(descriptor)
         if record and record.get("state") != "free":
             alive, evidence = judge(record["process"], here)
-            leases.append(dict(record, resource=name[: -len(".lock")], alive=alive.value, evidence=evidence))
+            age: Optional[float] = None
+            if record["process"]["boot"] == here.boot and isinstance(record.get("beat_s"), (int, float)):
+                age = round(max(0.0, boot_seconds() - record["beat_s"]), 1)
+            leases.append(
+                {
+                    **record,
+                    "resource": name[: -len(".lock")],
+                    "alive": alive.value,
+                    "evidence": evidence,
+                    "heartbeat_age_s": age,
+                }
+            )
     return leases
 
 
@@ -195,14 +212,6 @@ def describe(record: Optional[Dict[str, Any]]) -> str:
         record.get("since"),
         (record.get("process") or {}).get("pid"),
     )
-
-
-def user_name() -> str:
-    """Return the login name, or the number of a user without one."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def _is_shared(folder: str) -> bool:
@@ -268,7 +277,7 @@ def _lock(path: str) -> int:
     """Return a descriptor that holds the lock. Raises LeaseRefused naming the holder, OSError."""
     deadline = time.monotonic() + RETRY_S
     while True:
-        descriptor = _open(path, create=True)
+        descriptor = open_shared(path, create=True)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(descriptor, path):
@@ -285,7 +294,8 @@ def _lock(path: str) -> int:
         time.sleep(0.05)
 
 
-def _open(path: str, create: bool) -> int:
+def open_shared(path: str, create: bool) -> int:
+    """Open a file that every user of the host may lock, made mode 0666 if need be. Raises OSError."""
     # First without O_CREAT: with it, fs.protected_regular refuses another user's file in a sticky folder.
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:

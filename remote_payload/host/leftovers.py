@@ -13,7 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple, Union
 
 from remote_payload.host.children import CommandFailed
 from remote_payload.host.gpus import ComputeProcess, compute_processes, memory_used
-from remote_payload.host.liveness import read_stat
+from remote_payload.host.liveness import read_stat, user_name
 
 SHM = "/dev/shm"  # noqa: S108 - looked at, never created in
 
@@ -66,8 +66,11 @@ def sweep_shm(before: List[str], since: float, folder: str = SHM) -> List[Dict[s
     """Delete the shared memory that the run left; return {path, reason} of what had to stay.
 
     Deleted is only what was not there before, is ours, was created after `since` (Unix time), has a name of the
-    libraries that run in a job, and is open or mapped in no process.
+    libraries that run in a job, and is open or mapped in no process. If the clock was set back meanwhile, times say
+    nothing, and the other signs have to do. What others made meanwhile is named and left.
     """
+    kept: List[Dict[str, Any]] = []
+    clock_went_back = time.time() < since
     candidates: Dict[Tuple[int, int], str] = {}
     for name in sorted(set(list_shm(folder)) - set(before)):
         path = os.path.join(folder, name)
@@ -75,12 +78,13 @@ def sweep_shm(before: List[str], since: float, folder: str = SHM) -> List[Dict[s
             status = os.lstat(path)
         except FileNotFoundError:
             continue
-        if SHM_NAMES.match(name) and status.st_uid == os.getuid() and status.st_ctime >= since:
+        if not SHM_NAMES.match(name):
+            continue
+        if status.st_uid != os.getuid():
+            kept.append({"path": path, "reason": "belongs to user %s; left untouched" % user_name(status.st_uid)})
+        elif status.st_ctime >= since or clock_went_back:
             candidates[status.st_dev, status.st_ino] = path
-    if not candidates:
-        return []
-    used = _files_in_use(set(candidates))
-    kept = []
+    used = _files_in_use(set(candidates)) if candidates else {}
     for key, path in candidates.items():
         if key in used:
             kept.append({"path": path, "reason": "in use by process %d" % used[key]})

@@ -7,6 +7,7 @@ goes by the whole `ProcessIdentity`.
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import time
 from typing import Callable, NamedTuple, Optional, Tuple
@@ -142,6 +143,14 @@ def send_signal(pid: int, start_ticks: int, number: int) -> bool:
     finally:
         os.close(descriptor)
     return True
+
+
+def user_name(uid: int) -> str:
+    """Return the login name, or the number of a user without one."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def boot_seconds() -> float:

@@ -1,8 +1,9 @@
 """Which processes belong to a run, and how to end them all.
 
-A process is a member if it was recorded as a descendant of the supervisor (tree.jsonl), carries the run's id in
-its environment, or descends from the supervisor, which adopts its orphans, or from another member. Names are never
-evidence. Helpers that ctl itself starts (supervisor, log pump, GPU queries) carry `HELPER_ENV` and are no members.
+A process is a member if it is in the job's cgroup (where there is one), was recorded as a descendant of the
+supervisor (tree.jsonl), carries the run's id in its environment, or descends from the supervisor, which adopts its
+orphans, or from another member. Names are never evidence. Helpers that ctl itself starts (supervisor, log pump, GPU
+queries) carry `HELPER_ENV` and are no members.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections import defaultdict
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
+from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.files import read_lines
 from remote_payload.host.journal import Journal, complain
 from remote_payload.host.liveness import ZOMBIE_STATES, Stat, read_stat, send_signal
@@ -129,15 +131,23 @@ def find_descendants(
     return found
 
 
-def find_members(run_id: str, known: Set[Key], supervisor: Optional[int] = None, proc: str = "/proc") -> List[Stat]:
+def find_members(
+    run_id: str,
+    known: Set[Key],
+    supervisor: Optional[int] = None,
+    proc: str = "/proc",
+    cgroup: Optional[str] = None,
+) -> List[Stat]:
     """Return the living members of a run, whatever process group or session they are in.
 
     `known` holds recorded descendants of this boot; `supervisor` is given only by the supervisor itself, or with
-    its pid proved alive.
+    its pid proved alive. `cgroup` is the path of the job's own, which no process leaves by itself.
     """
+    inside = Cgroup(cgroup).pids() if cgroup else []  # before the table: a process that is not in it has ended
     table = snapshot(proc)
     members = {pid: stat for pid, stat in table.items() if (pid, stat.start_ticks) in known}
     members.update((stat.pid, stat) for stat in runs_alive(table, proc).get(run_id, []))
+    members.update((pid, table[pid]) for pid in inside if pid in table)
     roots = list(members) + ([supervisor] if supervisor is not None else [])
     members.update(find_descendants(roots, table, run_id, proc))
     for own in (os.getpid(), supervisor):
@@ -151,11 +161,12 @@ def stop_members(
     grace_s: float,
     reap: Callable[[], None] = lambda: None,
     kill_wait_s: float = KILL_WAIT_S,
+    kill_all: Callable[[], None] = lambda: None,
 ) -> StopReport:
     """End every process that `find` returns: TERM, `grace_s` seconds, KILL, until only unkillable ones are left.
 
     `find` is asked again all the time, so a member that was forked meanwhile, or left its process group, is met too.
-    `reap` collects the exit statuses of adopted children.
+    `reap` collects the exit statuses of adopted children; `kill_all` kills at one stroke where the kernel can.
     """
     signalled: Dict[Tuple[Key, int], Dict[str, Any]] = {}
     refused: Dict[Key, str] = {}
@@ -184,6 +195,8 @@ def stop_members(
                         "comm": member.comm,
                         "signal": signal.Signals(number).name,
                     }
+            if number == signal.SIGKILL and left:
+                kill_all()  # after the single signals, so that each member is in the report
             # One look can miss a member whose parent forked it and ended during that look, two in a row cannot.
             quiet = quiet + 1 if all((m.pid, m.start_ticks) in refused for m in left) else 0
             if quiet == 2 or time.monotonic() >= deadline:

@@ -13,9 +13,9 @@ import sys
 from typing import Any, BinaryIO, Dict, List, Optional
 
 from remote_payload.host.capability import probe_capability
-from remote_payload.host.lease import lease_folder, list_leases, user_name
+from remote_payload.host.lease import lease_folder, list_leases
 from remote_payload.host.listing import scan
-from remote_payload.host.liveness import read_readings
+from remote_payload.host.liveness import read_readings, user_name
 from remote_payload.host.probe_gpus import probe_cpu, probe_gpus
 from remote_payload.host.probe_inputs import probe_data, probe_model
 from remote_payload.host.probe_machine import probe_disk, probe_environment, probe_memory
@@ -66,7 +66,7 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
         "wire": WIRE,
         "boot_id": read_readings().boot,
         "hostname": socket.gethostname(),
-        "user": user_name(),
+        "user": user_name(os.getuid()),
         "uid": os.getuid(),
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "sections": run_sections(plan_sections(request), request["deadline_s"] - ENDING_S),

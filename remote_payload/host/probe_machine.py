@@ -12,8 +12,8 @@ import time
 from typing import Any, Dict, List, Optional
 
 from remote_payload.host.leftovers import SHM, SHM_NAMES
+from remote_payload.host.liveness import user_name
 from remote_payload.host.mounts import Mount, mount_of, read_mounts
-from remote_payload.host.probe_processes import user_name
 from remote_payload.host.sections import Note
 
 MAX_EXAMPLES = 20

@@ -6,11 +6,10 @@ A leftover is only reported, never ended, because of its name.
 from __future__ import annotations
 
 import os
-import pwd
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Set
 
-from remote_payload.host.liveness import Stat, boot_seconds, read_stat
+from remote_payload.host.liveness import Stat, boot_seconds, read_stat, user_name
 from remote_payload.host.members import RUN_ENV, read_environ, snapshot
 from remote_payload.host.sections import Note
 
@@ -108,14 +107,6 @@ def _record(pid: int, process: Optional[Process], name: str) -> Dict[str, Any]:
         "start_ticks": stat.start_ticks,
         "run_id": (read_environ(pid) or {}).get(RUN_ENV),
     }
-
-
-def user_name(uid: int) -> str:
-    """Return the login name of a uid, or the number where there is none, as in containers."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _family(probe_pid: int, table: Dict[int, Stat]) -> Set[int]:

@@ -161,7 +161,8 @@ class Limits(TypedDict, total=False):
     silence_timeout_s: Optional[float]  # without a byte of log or an event
     time_limit_s: Optional[float]
     stop_grace_s: float  # between TERM and KILL
-    log_cap_bytes: int
+    wait_for_lease: bool  # queue until the lease is free instead of being refused
+    log_cap_bytes: int  # of all log segments together; beyond it segments of the middle become declared gaps
 
 
 class Job(TypedDict):
@@ -248,6 +249,7 @@ class RunRecord(TypedDict):
     user: str
     supervisor: ProcessIdentity
     job: Optional[ProcessIdentity]  # the process group leader of the step being run
+    cgroup: Optional[str]  # the job's own, where one was to be had; None: members are known by other signs
     state: str
     step: Optional[str]
     started: str  # ISO 8601, UTC
@@ -269,16 +271,18 @@ class Result(TypedDict):
     duration_s: float
     gpus_clean: Union[bool, str]  # True, False or "unknown"; measured after the end
     leftovers: List[Dict[str, Any]]  # what could not be removed, with the reason
-    log_bytes: int
+    log_bytes: int  # of the segments that are there, with the hash over them in order
     log_sha256: str
+    log_gap_bytes: int  # printed by the job and given up under the log cap; see LOG_GAPS
 
 
 class Confirmation(TypedDict):
     """The one answer to a start request; see `confirm_line`.
 
-    `outcome`: "launched" (run.json is on disk and the lease is held), "exists" (this id was launched before; its
-    record is returned), "cancelled" (a cancel came first), "refused" (`result` says why, for example who holds
-    the lease).
+    `outcome`: "launched" (run.json is on disk and the lease is held; or, for a job with `wait_for_lease`, `run` is in
+    state "queued", `detail` says behind whom, and the host starts it when its turn comes), "exists" (this id was
+    launched before; its record is returned), "cancelled" (a cancel came first), "refused" (`result` says why, for
+    example who holds the lease).
     """
 
     nonce: str
@@ -320,7 +324,7 @@ class RunPaths:
         self.run = join(folder, "run.json")  # supervisor
         self.tree = join(folder, "tree.jsonl")  # supervisor: {"pid", "start_ticks", "ppid", "comm"} a line
         self.supervisor_log = join(folder, "supervisor.log")  # supervisor's own stderr
-        self.log = join(folder, "log")  # log pump: 000001.log, 000002.log, ...
+        self.log = join(folder, "log")  # log pump: 000001.log, 000002.log, ..., gaps.jsonl
         self.pipe = join(folder, "log", "pipe")  # FIFO that the job writes into
         self.events = join(folder, "events")  # one file a writer: supervisor, driver, rank-N
         self.ledger = join(folder, "ledger")  # one file a writer: rank-N, driver (skipped samples)
@@ -332,6 +336,10 @@ class RunPaths:
 
 MIRRORED_STREAMS = ("log", "events", "ledger")
 """Folders of append-only files that the controller copies byte by byte; the local size is the cursor."""
+
+LOG_GAPS = "gaps.jsonl"
+"""In `log/`, written by the log pump: {"segment", "bytes", "sha256"} a line for each segment given up under the log
+cap. The line is on disk before its segment goes; what a mirror holds of that segment stays there."""
 
 MIRRORED_DOCUMENTS = ("plan.json", "run.json", "verify.json", "summary.json", "result.json")
 """Small files that are replaced whole."""

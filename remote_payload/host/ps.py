@@ -87,7 +87,8 @@ def judge_run(paths: RunPaths, readings: Optional[Readings] = None) -> Standing:
     evidence = "supervisor: %s" % evidence
     if run["supervisor"]["boot"] != here.boot:
         return Standing(RunState.LOST, evidence, run=run)
-    members = find_members(os.path.basename(paths.folder), recorded(paths.tree), proc=here.proc)
+    run_id = os.path.basename(paths.folder)
+    members = find_members(run_id, recorded(paths.tree), proc=here.proc, cgroup=run.get("cgroup"))
     if members:
         names = ", ".join("%d (%s)" % (m.pid, m.comm) for m in members[:8])
         text = "%s; %d processes of the job live: %s" % (evidence, len(members), names)

@@ -17,14 +17,13 @@ import select
 import subprocess
 import termios
 import time
-from typing import Any, BinaryIO, Dict, List, Optional
+from typing import Any, BinaryIO, Callable, Dict, Optional
 
 from remote_payload.host.children import start_verb
-from remote_payload.host.files import write_all
+from remote_payload.host.files import read_json, write_all
+from remote_payload.host.journal import EventWriter, complain
 from remote_payload.host.protocol import Layout, RunPaths
-
-SEGMENT_BYTES = 64 << 20
-"""64 MiB: small enough to hash and re-send, large enough that a day's log is a handful of files."""
+from remote_payload.host.segments import LogFiles, Segments, cap_of
 
 PIPE_BYTES = 1 << 20
 """The most that an unprivileged user may ask for by default: what a job can print while no pump runs."""
@@ -38,24 +37,6 @@ RESTART_S = 1.0
 """A pump that cannot start (disk full, no memory) is not tried more often than this."""
 
 _SPLICE_F_NONBLOCK = 2
-
-
-class LogFiles:
-    """The files of RUN/log beside the segments."""
-
-    def __init__(self, paths: RunPaths) -> None:
-        self.folder = paths.log
-        self.pipe = paths.pipe
-        self.lock = os.path.join(paths.log, "pump.lock")
-        self.closed = os.path.join(paths.log, "closed")
-
-    def segments(self) -> List[str]:
-        """Return the paths of all segments in order."""
-        try:
-            names = os.listdir(self.folder)
-        except FileNotFoundError:
-            return []
-        return [os.path.join(self.folder, name) for name in sorted(names) if name.endswith(".log")]
 
 
 class PumpKeeper:
@@ -153,43 +134,49 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
             if time.monotonic() >= deadline:
                 return 0
             time.sleep(0.05)
-    pump(files)
+    paths = Layout(request["workdir"]).run(request["run_id"])
+    host = ((read_json(paths.plan) or {}).get("host") or {}).get("name", "")
+
+    def tell(gap: Dict[str, Any]) -> None:
+        text = "the log is over its cap: segment %(segment)d (%(bytes)d bytes, sha256 %(sha256)s) was given up" % gap
+        try:
+            events = EventWriter(paths.events, "pump", request["run_id"], host)
+            events.emit("notice", level="warn", code="log-gap", text=text)
+            events.close()
+        except OSError as error:  # the record of the gap itself is on disk already
+            complain("event lost: %s: %s" % (text, error))
+
+    segments = Segments(files, cap_of(paths))
+    try:
+        pump(files, segments, tell)
+    finally:
+        segments.close()
     return 0
 
 
-def pump(files: LogFiles, segment_bytes: int = SEGMENT_BYTES) -> None:
-    """Move bytes until the end. Raises OSError, for example on a full disk; the job then waits in its write()."""
+def pump(files: LogFiles, segments: Segments, tell: Callable[[Dict[str, Any]], None] = lambda gap: None) -> None:
+    """Move bytes until the end; `tell` gets each gap that the cap makes.
+
+    Raises OSError, for example on a full disk; the job then waits in its write().
+    """
     source = os.open(files.pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     poll = select.poll()
     poll.register(source, select.POLLIN)
-    segments = files.segments()
-    number = len(segments) or 1
-    target = _open_segment(files.folder, number)
     try:
         while True:
             closed = os.path.exists(files.closed)  # asked before reading: what came before it is not left behind
-            room = segment_bytes - os.fstat(target).st_size
-            if room <= 0:
-                os.close(target)
-                number += 1
-                target = _open_segment(files.folder, number)
+            room = segments.room()
+            if room == 0:
+                for gap in segments.rotate():
+                    tell(gap)
                 continue
-            moved = _move(source, target, min(room, PIPE_BYTES))
+            moved = _move(source, segments.target, min(room, PIPE_BYTES))
             if moved == 0 or (moved is None and closed):
                 return
             if moved is None:
                 poll.poll(POLL_MS)
     finally:
-        os.close(target)
         os.close(source)
-
-
-def _open_segment(folder: str, number: int) -> int:
-    # Not O_APPEND: splice refuses it. The lock makes this process the only writer, so the end stays the end.
-    path = os.path.join(folder, "%06d.log" % number)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.lseek(descriptor, 0, os.SEEK_END)
-    return descriptor
 
 
 def _bytes_waiting(pipe: int) -> int:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
+from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.children import CommandFailed, reap_adopted, registering
 from remote_payload.host.finish import Ending
 from remote_payload.host.leftovers import busy_gpus
-from remote_payload.host.liveness import Stat, boot_seconds, identity, read_stat
+from remote_payload.host.liveness import Stat, identity, read_stat
 from remote_payload.host.members import HELPER_ENV, RUN_ENV, Tree, find_descendants, snapshot, stop_members
 from remote_payload.host.protocol import EndReason, Layout, ProcessIdentity, RunPaths
-from remote_payload.host.pump import LogFiles, PumpKeeper
+from remote_payload.host.pump import PumpKeeper
+from remote_payload.host.watchdog import Watchdog
 
 FOREIGN_MEMORY_LIMIT = 1 << 30
 """Bytes in use on a GPU at recheck that count as occupied; display servers and driver contexts stay below."""
@@ -46,7 +49,9 @@ class Run(NamedTuple):
     tree: Tree
     find: Callable[[], List[Stat]]
     emit: Callable[..., None]
+    beat: Callable[[], None]
     stop_requested: Callable[[], bool]
+    cgroup: Optional[Cgroup]
     note_job: Callable[[Optional[ProcessIdentity]], None]
     boot_s: float
     grace_s: float
@@ -119,7 +124,8 @@ def _clear(step: Dict[str, Any], run: Run) -> None:
 
 
 def _execute(step: Dict[str, Any], run: Run) -> None:
-    watchdog = Watchdog(run)  # before the start: a quick job's first event must count
+    # Before the start: a quick job's first event must count.
+    watchdog = Watchdog(run.paths, run.plan["job"]["limits"], run.boot_s, run.find)
     process = _spawn(step, run)
     leader = read_stat(process.pid)
     if leader is not None:
@@ -133,6 +139,7 @@ def _execute(step: Dict[str, Any], run: Run) -> None:
             now = time.monotonic()
             if now >= look:
                 look = now + LOOK_S
+                run.beat()
                 if run.keeper.ensure():
                     run.emit("notice", level="info", code="pump-started", text="a log pump was started")
                 broken = watchdog.check()
@@ -153,7 +160,7 @@ def _execute(step: Dict[str, Any], run: Run) -> None:
 
 def _spawn(step: Dict[str, Any], run: Run) -> "subprocess.Popen[bytes]":
     try:
-        with registering() as own:
+        with registering() as own, run.cgroup.entered() if run.cgroup else contextlib.nullcontext():
             process = subprocess.Popen(
                 step["argv"],
                 cwd=run.plan["job"]["cwd"],
@@ -177,7 +184,8 @@ def _settle(step: Dict[str, Any], run: Run) -> None:
     while run.find() and time.monotonic() < deadline:
         reap_adopted()
         time.sleep(TICK_S)
-    report = stop_members(run.find, run.grace_s, reap_adopted)
+    kill_all = run.cgroup.kill if run.cgroup else lambda: None
+    report = stop_members(run.find, run.grace_s, reap_adopted, kill_all=kill_all)
     if report.killed:
         names = sorted({"%(pid)d (%(comm)s)" % item for item in report.killed})
         text = "%s left processes behind, which were ended: %s" % (step["name"], ", ".join(names[:16]))
@@ -205,65 +213,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # the real-time signals have numbers only
         return "signal %d" % number
-
-
-class Watchdog:
-    """The limits of one exec or verify step: time to the first progress, silence, and the run's total time."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        limits = run.plan["job"]["limits"]
-        self._load_s: Optional[float] = limits.get("load_timeout_s")
-        self._silence_s: Optional[float] = limits.get("silence_timeout_s")
-        self._time_s: Optional[float] = limits.get("time_limit_s")
-        self._begun = self._heard = boot_seconds()
-        self._progressed = False
-        self._driver = os.path.join(run.paths.events, "driver.jsonl")
-        # An earlier step may have written to the same file; only progress from here on counts.
-        self._offset = _size(self._driver)
-        self._written = self._total_written()
-
-    def check(self) -> Optional[str]:
-        """Return which limit is exceeded and by how long, None while all is well."""
-        now = boot_seconds()
-        written = self._total_written()
-        if written != self._written:
-            self._written, self._heard = written, now
-        if self._time_s is not None and now - self._run.boot_s > self._time_s:
-            return "time_limit: the run has taken %.0f s (limit %g s)" % (now - self._run.boot_s, self._time_s)
-        if self._silence_s is not None and now - self._heard > self._silence_s:
-            silent = now - self._heard
-            return "silence_timeout: no line of log and no event for %.0f s (limit %g s)" % (silent, self._silence_s)
-        if self._load_s is not None and now - self._begun > self._load_s and not self._has_progressed():
-            loading = now - self._begun
-            return "load_timeout: no sample was finished within %.0f s (limit %g s)" % (loading, self._load_s)
-        return None
-
-    def _has_progressed(self) -> bool:
-        if not self._progressed and _size(self._driver) > self._offset:
-            with open(self._driver, "rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-            # A line may still be half written: it is looked at again, whole, the next time.
-            whole = data.rpartition(b"\n")[0]
-            self._progressed = b'"type":"progress"' in whole
-            if b'"code":"resume-check"' in whole:
-                # Proving terabytes of an earlier run's files is no part of the load.
-                self._begun = boot_seconds()
-            self._offset += len(whole)
-        return self._progressed
-
-    def _total_written(self) -> int:
-        total = sum(_size(path) for path in LogFiles(self._run.paths).segments())
-        for folder in (self._run.paths.events, self._run.paths.ledger):
-            # Our own samples and notices are no sign of life of the job.
-            names = (name for name in os.listdir(folder) if name != "supervisor.jsonl")
-            total += sum(_size(os.path.join(folder, name)) for name in names)
-        return total
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return 0

@@ -8,13 +8,14 @@ import signal
 import time
 from typing import Any, BinaryIO, Dict, List
 
+from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.children import reap_adopted
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import read_json, write_json
 from remote_payload.host.finish import Ending, clean_up, read_baseline, write_result
 from remote_payload.host.journal import EventWriter
-from remote_payload.host.lease import clear_record, user_name
-from remote_payload.host.liveness import Stat, boot_seconds, judge, read_readings, send_signal
+from remote_payload.host.lease import clear_record
+from remote_payload.host.liveness import Stat, boot_seconds, judge, read_readings, send_signal, user_name
 from remote_payload.host.members import Tree, find_members
 from remote_payload.host.protocol import (
     EndReason,
@@ -86,7 +87,7 @@ def _stop(workdir: str, paths: RunPaths, grace_s: float, force: bool) -> Dict[st
 
 def _ask_supervisor(paths: RunPaths, supervisor: ProcessIdentity, grace_s: float, force: bool) -> bool:
     """Send the request and wait; return whether the run ended in order."""
-    write_json(os.path.join(paths.folder, STOP_REQUEST), {"grace_s": grace_s, "by": user_name()})
+    write_json(os.path.join(paths.folder, STOP_REQUEST), {"grace_s": grace_s, "by": user_name(os.getuid())})
     send_signal(supervisor["pid"], supervisor["start_ticks"], signal.SIGTERM)
     deadline = time.monotonic() + grace_s + FINISH_S
     while time.monotonic() < deadline:
@@ -116,8 +117,11 @@ def _stop_in_its_place(workdir: str, paths: RunPaths, run: Dict[str, Any], grace
     # Recorded pids are of the supervisor's boot; after a reboot they may belong to anybody.
     known = tree.known if _same_boot(run["supervisor"]) else set()
 
+    # After a reboot the same path may be another's.
+    cgroup = Cgroup(run["cgroup"]) if run.get("cgroup") and _same_boot(run["supervisor"]) else None
+
     def find() -> List[Stat]:
-        found = find_members(run_id, known)
+        found = find_members(run_id, known, cgroup=cgroup.path if cgroup else None)
         tree.note(found)
         return found
 
@@ -138,6 +142,7 @@ def _stop_in_its_place(workdir: str, paths: RunPaths, run: Dict[str, Any], grace
         started=time.time() - max(0.0, boot_seconds() - run["boot_s"]),
         pipe=pipe,
         keeper=keeper,
+        cgroup=cgroup,
     )
     leftovers = list(done.leftovers)
     for path in baseline.leases if baseline else []:
@@ -154,7 +159,16 @@ def _stop_in_its_place(workdir: str, paths: RunPaths, run: Dict[str, Any], grace
         message=message,
         gpus_clean=done.clean,
     )
-    write_result(paths, plan, ending, clean=done.clean, leftovers=leftovers, boot_s=run["boot_s"], baseline=baseline)
+    write_result(
+        paths,
+        plan,
+        ending,
+        clean=done.clean,
+        leftovers=leftovers,
+        boot_s=run["boot_s"],
+        baseline=baseline,
+        oom_kills=done.oom_kills,
+    )
     return _answer(judge_run(paths), done.stopped.killed)
 
 

@@ -15,6 +15,8 @@ import time
 import traceback
 from typing import Any, BinaryIO, Dict, List, Optional
 
+from remote_payload.host.cgroup import Cgroup
+from remote_payload.host.cgroup import make as make_cgroup
 from remote_payload.host.children import CommandFailed, reap_adopted
 from remote_payload.host.files import read_json, write_all, write_json
 from remote_payload.host.finish import (
@@ -28,9 +30,9 @@ from remote_payload.host.finish import (
 )
 from remote_payload.host.gpus import Sampler, list_gpus, select_gpus
 from remote_payload.host.journal import EventWriter, complain
-from remote_payload.host.lease import Claim, Lease, LeaseRefused, lease_folder, take, user_name
+from remote_payload.host.lease import Claim, Lease, LeaseRefused, lease_folder, take
 from remote_payload.host.leftovers import Baseline, busy_gpus, measure
-from remote_payload.host.liveness import boot_seconds, identity
+from remote_payload.host.liveness import boot_seconds, identity, user_name
 from remote_payload.host.members import StopReport, Tree, become_subreaper, find_members
 from remote_payload.host.protocol import (
     WIRE,
@@ -42,6 +44,7 @@ from remote_payload.host.protocol import (
     check_plan,
 )
 from remote_payload.host.pump import PumpKeeper, open_pipe
+from remote_payload.host.queue import Turn
 from remote_payload.host.steps import FOREIGN_MEMORY_LIMIT, Run, StepEnded, job_environment, perform
 
 STOP_REQUEST = "stop.json"
@@ -61,6 +64,17 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     return Supervisor(request, json.loads(body)).run()
 
 
+BEAT_S = 5.0
+"""How often the lease's record gets a fresh heartbeat."""
+
+QUEUE_S = 0.5
+"""How soon the first in the queue notices that the lease is free, and anybody in it a request to stop."""
+
+
+class LeftQueue(Exception):
+    """Stopped on request while it waited for the lease."""
+
+
 class Supervisor:
     """One run, from lease to result. `run` is called once."""
 
@@ -71,10 +85,13 @@ class Supervisor:
         self._secrets = secrets
         self._lock_fd: int = request["lock_fd"]
         self._word_fd: int = request["word_fd"]
+        self._word_given = False
+        self._beaten = 0.0
         self._stop = False
         self._started = time.time()
         self._boot_s = boot_seconds()
         self._uuids: List[str] = []
+        self._cgroup: Optional[Cgroup] = None
         self._lease: Optional[Lease] = None
         self._baseline: Optional[Baseline] = None
         self._pipe: Optional[int] = None
@@ -97,6 +114,8 @@ class Supervisor:
         except LeaseRefused as refused:
             ending = Ending(EndReason(refused.end_reason), str(refused))
             return self._refuse(ending, {"holder": refused.holder})
+        except LeftQueue:
+            return self._refuse(Ending(EndReason.STOPPED, "stopped while it was queued; nothing was started"), None)
         except Exception as error:  # noqa: BLE001 - reported: in result.json, to the starter, and in supervisor.log
             traceback.print_exc()
             return self._refuse(Ending(EndReason.SUPERVISOR_FAILED, _describe(error)), None)
@@ -114,32 +133,76 @@ class Supervisor:
     def _launch(self) -> None:
         """Take the lease, put run.json on disk, and only then confirm."""
         plan = self._plan
-        own = identity(os.getpid())
         resources = ["host"]
         if plan["host"]["accelerator"] == Accelerator.CUDA.value:
             visible = plan["job"]["env"].get("CUDA_VISIBLE_DEVICES")
             resources = self._uuids = [gpu.uuid for gpu in select_gpus(list_gpus(), plan["host"]["gpus"], visible)]
-        claim = Claim(run_id=plan["run_id"], name=plan["job"]["name"][:200], workdir=self._workdir, process=own)
-        self._lease = take(lease_folder(plan["host"].get("lease_dir")), resources, claim, self._why_not_free)
+        self._lease = self._take(resources)
         self._baseline = measure(self._lease.paths, self._uuids)
         write_json(baseline_path(self._paths), self._baseline.to_dict())
-        self._record = RunRecord(
+        self._cgroup = make_cgroup(plan["run_id"])
+        self._record = self._make_record(RunState.LAUNCHING)
+        write_json(self._paths.run, self._record)
+        self._give_word({"outcome": "launched", "run": self._record})
+        self._emit("state", state=RunState.LAUNCHING.value, text="the lease is held")
+
+    def _take(self, resources: List[str]) -> Lease:
+        """Take the lease, in a queue if the plan wants to wait. Raises LeaseRefused, LeftQueue."""
+        plan = self._plan
+        folder = lease_folder(plan["host"].get("lease_dir"))
+        claim = Claim(
+            run_id=plan["run_id"],
+            name=plan["job"]["name"][:200],
+            workdir=self._workdir,
+            process=identity(os.getpid()),
+        )
+        try:
+            return take(folder, resources, claim, self._why_not_free)
+        except LeaseRefused as refused:
+            if not plan["job"]["limits"].get("wait_for_lease"):
+                raise
+            why, holder = str(refused), refused.holder
+        self._record = self._make_record(RunState.QUEUED)
+        write_json(self._paths.run, self._record)
+        self._give_word({"outcome": "launched", "run": self._record, "detail": {"why": why, "holder": holder}})
+        self._emit("state", state=RunState.QUEUED.value, text=why)
+        turn = Turn(folder, resources)
+        try:
+            while not self._stop:
+                if not turn.wait(QUEUE_S):
+                    continue
+                try:
+                    lease = take(folder, resources, claim, self._why_not_free)
+                except LeaseRefused as refused:
+                    # An unclean end is waited for too: its owner may clear it up at any time.
+                    if str(refused) != why:
+                        why = str(refused)
+                        self._emit("state", state=RunState.QUEUED.value, text=why)
+                    continue
+                # Time spent waiting is not the run's.
+                self._started, self._boot_s = time.time(), boot_seconds()
+                return lease
+        finally:
+            turn.close()
+        raise LeftQueue
+
+    def _make_record(self, state: RunState) -> RunRecord:
+        plan = self._plan
+        return RunRecord(
             wire=WIRE,
             run_id=plan["run_id"],
             payload=plan["payload"],
             name=plan["job"]["name"],
             kind=plan["job"]["kind"],
-            user=user_name(),
-            supervisor=own,
+            user=user_name(os.getuid()),
+            supervisor=identity(os.getpid()),
             job=None,
-            state=RunState.LAUNCHING.value,
+            cgroup=self._cgroup.path if self._cgroup else None,
+            state=state.value,
             step=None,
             started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._started)),
             boot_s=self._boot_s,
         )
-        write_json(self._paths.run, self._record)
-        self._give_word({"outcome": "launched", "run": self._record})
-        self._emit("state", state=RunState.LAUNCHING.value, text="the lease is held")
 
     def _why_not_free(self) -> Optional[str]:
         if not self._uuids:
@@ -151,6 +214,8 @@ class Supervisor:
 
     def _refuse(self, ending: Ending, detail: Optional[Dict[str, Any]]) -> int:
         """End before anything was used. The starter learns it from our word, everybody else from result.json."""
+        if self._cgroup is not None:
+            self._cgroup.remove()
         if self._lease is not None:
             self._lease.release(clean=True)
         self._emit(
@@ -174,6 +239,9 @@ class Supervisor:
         return 0
 
     def _give_word(self, word: Dict[str, Any]) -> None:
+        if self._word_given:  # it was queued: the starter has gone long since
+            return
+        self._word_given = True
         with contextlib.suppress(BrokenPipeError):  # the starter was killed; the files say the same
             write_all(self._word_fd, json.dumps(word).encode() + b"\n")
         os.close(self._word_fd)
@@ -199,7 +267,9 @@ class Supervisor:
             tree=self._tree,
             find=self._find,
             emit=self._emit,
+            beat=self._beat,
             stop_requested=lambda: self._stop,
+            cgroup=self._cgroup,
             note_job=lambda job: self._update(job=job),
             boot_s=self._boot_s,
             grace_s=self._grace_s(),
@@ -222,8 +292,17 @@ class Supervisor:
             self._emit("step", name=step["name"], status="done", text="", seconds=seconds)
         return Ending(EndReason.SUCCEEDED, "all steps succeeded", self._step, exit_code=0)
 
+    def _beat(self) -> None:
+        if self._lease is not None and boot_seconds() - self._beaten >= BEAT_S:
+            self._beaten = boot_seconds()
+            try:
+                self._lease.beat()
+            except OSError as error:  # the lock is what counts; the heartbeat is for readers
+                complain("the lease's heartbeat is not written: %s" % error)
+
     def _find(self) -> List[Any]:
-        found = find_members(self._plan["run_id"], self._tree.known, os.getpid())
+        cgroup = self._cgroup.path if self._cgroup else None
+        found = find_members(self._plan["run_id"], self._tree.known, os.getpid(), cgroup=cgroup)
         self._tree.note(found)
         return found
 
@@ -243,6 +322,7 @@ class Supervisor:
                 started=self._started,
                 pipe=self._pipe,
                 keeper=self._keeper,
+                cgroup=self._cgroup,
             )
         except Exception as error:  # noqa: BLE001 - reported in result.json, which has to be written in any case
             traceback.print_exc()
@@ -269,6 +349,7 @@ class Supervisor:
             leftovers=done.leftovers,
             boot_s=self._boot_s,
             baseline=self._baseline,
+            oom_kills=done.oom_kills,
         )
 
     def _grace_s(self) -> float:

@@ -6,6 +6,7 @@ a byte. A heartbeat each second lets the reader notice a dead connection, and th
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO, Dict, Iterator, Optional, Tuple
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import CHUNK
 from remote_payload.host.protocol import (
+    LOG_GAPS,
     MIRRORED_DOCUMENTS,
     MIRRORED_STREAMS,
     Layout,
@@ -111,16 +113,20 @@ class Tail:
         sent = False
         for relpath, path in self._streams():
             offset = self._cursor.get(relpath, 0)
-            with open(path, "rb") as file:
-                file.seek(offset)
-                while True:
-                    data = file.read(CHUNK)
-                    if not data:
-                        break
-                    self._send({"type": "append", "path": relpath, "offset": offset}, data)
-                    offset += len(data)
-                    sent = True
-                    self._send_status()
+            try:
+                with open(path, "rb") as file:
+                    file.seek(offset)
+                    while True:
+                        data = file.read(CHUNK)
+                        if not data:
+                            break
+                        self._send({"type": "append", "path": relpath, "offset": offset}, data)
+                        offset += len(data)
+                        sent = True
+                        self._send_status()
+            except FileNotFoundError:
+                # Given up under the log cap since it was listed: the gap is to be told before what follows it.
+                return self._send_appended() or sent
             self._cursor[relpath] = offset
         return sent
 
@@ -146,15 +152,18 @@ class Tail:
         files = {}
         for relpath, path in self._streams():
             size = self._cursor.get(relpath, 0)
-            files[relpath] = {"size": size, "sha256": _prefix_digest(path, size)}
+            with contextlib.suppress(FileNotFoundError):  # given up under the log cap: a later contact tells the gap
+                files[relpath] = {"size": size, "sha256": _prefix_digest(path, size)}
             self._send_status()
         self._send({"type": "end", "state": standing.state.value, "files": files})
 
     def _streams(self) -> Iterator[Tuple[str, str]]:
         for folder in MIRRORED_STREAMS:
             path = os.path.join(self._paths.folder, folder)
-            for name in sorted(os.listdir(path)) if os.path.isdir(path) else []:
-                if name.endswith((".log", ".jsonl")):
+            names = sorted(os.listdir(path)) if os.path.isdir(path) else []
+            # The gaps first: every segment that this list lacks is then told before the one that follows it.
+            for name in [LOG_GAPS] + [name for name in names if name != LOG_GAPS]:
+                if name.endswith((".log", ".jsonl")) and os.path.exists(os.path.join(path, name)):
                     yield "%s/%s" % (folder, name), os.path.join(path, name)
 
     def _send(self, header: Dict[str, Any], body: bytes = b"") -> None:

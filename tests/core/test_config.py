@@ -336,6 +336,20 @@ def test_durations_are_seconds_or_text() -> None:
     assert (limits.load_timeout, limits.silence_timeout, limits.time_limit, limits.stop_grace) == (5400, 90, None, 45)
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1000000", 10**6), ('"4GiB"', 4 << 30), ('"500MB"', 5 * 10**8), ('"1.5 kB"', 1500), ('"64KiB"', 1 << 16)],
+)
+def test_log_cap_is_bytes_or_text(text: str, count: int) -> None:
+    assert playbook(PLAYBOOK + f"[limits]\nlog_cap = {text}\n").limits.log_cap == count
+
+
+@pytest.mark.parametrize("value", ['"4gib"', '"GiB"', '""', '"4 G"', "0", '"0MB"', "-1", "1.5", "true", '"none"'])
+def test_bad_log_cap_is_refused(value: str) -> None:
+    error = playbook_refused(PLAYBOOK + f"[limits]\nlog_cap = {value}\n")
+    assert error.data["key"] == "limits.log_cap"
+
+
 @pytest.mark.parametrize("value", ['"30"', '"m"', '""', '"1m30"', "0", '"0s"', "true", "inf", '"-5m"'])
 def test_bad_duration_is_refused(value: str) -> None:
     error = playbook_refused(PLAYBOOK + f"[limits]\nload_timeout = {value}\n")

@@ -58,6 +58,14 @@ def plan(**sections: Any) -> Plan:
     return planner.make_plan(host(), playbook(**sections), **GIVEN)
 
 
+def test_a_plan_waits_for_the_lease_only_if_asked_and_bounds_its_log_always() -> None:
+    made = planner.make_command_plan(host(), ["true"], name="t", **GIVEN)
+    assert made["job"]["limits"]["log_cap_bytes"] == 4 << 30
+    assert "wait_for_lease" not in made["job"]["limits"]
+    assert planner.with_queue(made)["job"]["limits"]["wait_for_lease"] is True
+    assert "wait_for_lease" not in made["job"]["limits"], "the given plan is not changed"
+
+
 def test_extract_plan_is_whole_and_valid_for_the_host() -> None:
     made = plan(engine={"tensor_parallel_size": 4, "max_num_seqs": 8})
     assert check_plan(json.loads(json.dumps(made))) == made

@@ -16,7 +16,8 @@ from support.hostrun import HostRun, wait_until
 from remote_payload.host.children import MAIN
 from remote_payload.host.members import snapshot
 from remote_payload.host.protocol import FrameReader, RunPaths
-from remote_payload.host.pump import LogFiles, PumpKeeper, open_pipe, pump
+from remote_payload.host.pump import PumpKeeper, open_pipe, pump
+from remote_payload.host.segments import LogFiles, Segments
 
 LINES = "import sys\nfor number in range({count}):\n    print('%06d' % number + 'x' * 93)\n"
 
@@ -203,7 +204,7 @@ def test_segments_are_rotated_at_their_size_and_never_empty_between(tmp_path: Pa
     if data:
         os.write(pipe, data)
     Path(LogFiles(paths).closed).touch()
-    pump(LogFiles(paths), segment_bytes=1000)
+    pump(LogFiles(paths), Segments(LogFiles(paths), 1 << 30, segment_bytes=1000))
     os.close(pipe)
     parts = [Path(path).read_bytes() for path in LogFiles(paths).segments()]
     assert b"".join(parts) == data
@@ -222,7 +223,7 @@ def test_a_pump_ends_when_nobody_can_write_any_more(tmp_path: Path) -> None:
     if pid == 0:
         os.close(pipe)
         try:
-            pump(LogFiles(paths))
+            pump(LogFiles(paths), Segments(LogFiles(paths), 1 << 30))
         finally:
             os._exit(0)
     wait_until(lambda: (tmp_path / "log" / "000001.log").exists(), "the pump has begun")

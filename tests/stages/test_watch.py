@@ -117,6 +117,23 @@ def test_patience_ends_without_a_word_about_the_run(host: StubHost, mirror: Mirr
     assert [fields["status"] for kind, fields in host.events if kind == "contact"][-1] == "lost"
 
 
+def test_what_went_over_the_log_cap_is_told_in_its_place(host: StubHost, mirror: Mirror) -> None:
+    plan = host.plan(RUN, "/usr/bin/seq", "-w", "1", "100000", log_cap_bytes=80_000)
+    launch.run(host.context(), plan, {})
+    seen = Collector()
+    assert follow(host, mirror, seen).end_reason == "succeeded"
+    lost = sum(mirror.missing(gap) for gap in mirror.gaps().values())
+    markers = [line for line in seen.log.split(b"\n") if line.startswith(b"[ctl: ")]
+    assert sum(int(line.split()[1]) for line in markers) == lost
+    kept = b"".join(line for line in seen.log.splitlines(True) if not line.startswith(b"[ctl: "))
+    assert len(kept) == 700_000 - lost + len(markers)  # each marker begins on a line of its own
+    assert kept.startswith(b"000001\n000002\n")
+    assert kept.endswith(b"099999\n100000\n")
+    again = Collector()  # a replay of the copy shows the same
+    assert follow(host, mirror, again).ended
+    assert again.log == seen.log
+
+
 def test_an_unknown_run_is_an_error_not_a_retry(host: StubHost, mirror: Mirror) -> None:
     with pytest.raises(RemoteFailed):
         follow(host, mirror, Collector(), run="20260101-000000-ffffff")

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,6 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.children import MAIN
 from remote_payload.host.liveness import Liveness, judge, send_signal
 from remote_payload.host.members import runs_alive
@@ -22,7 +26,8 @@ from remote_payload.host.protocol import WIRE, Layout, RunPaths, pack_frame, par
 DEADLINE_S = 60.0
 """Generous: a loaded machine may take seconds to start a Python process."""
 
-_numbers = itertools.count(1)
+_numbers = itertools.count(secrets.randbelow(1 << 23))
+"""Members are found by run id over the whole machine, so other test sessions on it must not have the same."""
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S) -> Any:
@@ -36,6 +41,15 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = DEADL
     raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 
+def _python_of(user: int) -> str:
+    """Return an interpreter that `user` may run: ours may lie in a closed home, the system's does not."""
+    for path in (sys.executable, "/usr/bin/python3"):
+        with contextlib.suppress(OSError):
+            if subprocess.run([path, "-S", "-c", ""], user=user, group=user, cwd="/", check=False).returncode == 0:
+                return path
+    pytest.skip("there is no Python that another user may run: apt install python3")
+
+
 class HostRun:
     """One temporary host; `env` is added to the environment of what is started on it."""
 
@@ -46,6 +60,14 @@ class HostRun:
         self.lease_dir = folder / "lease"
         self.env: dict[str, str] = {}
         self.runs: list[str] = []
+        self.user: int | None = None
+        self.interpreter = sys.executable
+        self.cgroup: Path | None = None
+
+    def become(self, user: int, cgroup: Path | None = None) -> None:
+        """Run verbs as another user from now on, in a cgroup (v2) if one is given. Only for root."""
+        self.user, self.cgroup = user, cgroup
+        self.interpreter = _python_of(user)
 
     # ------------------------------------------------------------------------------------ plans
 
@@ -89,21 +111,26 @@ class HostRun:
             "timings": {"push_s": 0.5},
         }
 
-    @staticmethod
-    def python(code: str, name: str = "job", kind: str = "exec") -> dict[str, Any]:
+    def python(self, code: str, name: str = "job", kind: str = "exec") -> dict[str, Any]:
         """Return a step that runs Python code."""
-        return {"name": name, "kind": kind, "argv": [sys.executable, "-S", "-c", code]}
+        return {"name": name, "kind": kind, "argv": [self.interpreter, "-S", "-c", code]}
 
     # ------------------------------------------------------------------------------------ verbs
 
     def popen(self, verb: str, request: dict[str, Any], body: bytes = b"") -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-S", "-I", "-B", MAIN, verb],
+            [self.interpreter, "-S", "-I", "-B", MAIN, verb],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, **self.env},
+            user=self.user,
+            group=self.user,
+            extra_groups=[] if self.user is not None else None,
         )
+        if self.cgroup is not None:
+            # It waits for its request, so it is moved before it does anything.
+            (self.cgroup / "cgroup.procs").write_text(str(process.pid))
         assert process.stdin is not None
         process.stdin.write(pack_frame(request, body))
         process.stdin.close()
@@ -192,6 +219,10 @@ class HostRun:
             with contextlib.suppress(FileNotFoundError):
                 self.kill_supervisor(paths)
             wait_until(lambda run_id=run_id: not self._kill(run_id), f"the members of {run_id} are dead")
+            with contextlib.suppress(FileNotFoundError):
+                cgroup = self.read(paths.run)["cgroup"]
+                if cgroup:
+                    wait_until(lambda cgroup=cgroup: Cgroup(cgroup).remove() is None, "the cgroup is removed")
 
     def _kill(self, run_id: str) -> bool:
         members = runs_alive().get(run_id, [])

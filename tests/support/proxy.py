@@ -1,4 +1,4 @@
-"""A TCP relay that misbehaves on request: delays, cuts after N bytes, freezes, refuses."""
+"""A TCP relay that misbehaves on request: delays, throttles, cuts after N bytes, freezes, refuses."""
 
 from __future__ import annotations
 
@@ -18,12 +18,21 @@ class TcpProxy:
 
     `delay_s` is added to every piece, in each direction. `cut_after` is the number of bytes from the server after
     which every connection is closed (None: never); it counts over all connections from the time it is set.
+    `cut_sent_after` is the same for bytes to the server. `rate` limits each direction to so many bytes a second.
     """
 
     def __init__(self, address: str, port: int, *, delay_s: float = 0.0) -> None:
         self._target = (address, port)
         self.delay_s = delay_s
         self._cut_after: int | None = None
+        self._cut_sent_after: int | None = None
+        self.cut_once = False
+        """Whether a cut at a byte happens once, instead of to every connection from then on."""
+        self.rate: float | None = None
+        self.received = 0
+        """Bytes passed on from the server so far."""
+        self.sent = 0
+        """Bytes passed on to the server so far."""
         self._lock = threading.Lock()
         self._flowing = threading.Event()
         self._flowing.set()
@@ -44,6 +53,22 @@ class TcpProxy:
     def cut_after(self, count: int | None) -> None:
         with self._lock:
             self._cut_after = count
+
+    @property
+    def cut_sent_after(self) -> int | None:
+        return self._cut_sent_after
+
+    @cut_sent_after.setter
+    def cut_sent_after(self, count: int | None) -> None:
+        with self._lock:
+            self._cut_sent_after = count
+
+    def calm(self) -> None:
+        """End every misbehaviour."""
+        self.cut_after = self.cut_sent_after = None
+        self.delay_s, self.rate = 0.0, None
+        self.refuse(False)
+        self.thaw()
 
     def freeze(self) -> None:
         """Pass nothing on from now on, and keep every connection open: a path that went dark."""
@@ -112,9 +137,13 @@ class TcpProxy:
                         return
                 if self.delay_s:
                     time.sleep(self.delay_s)
-                allowed = self._allow(len(data)) if from_server else len(data)
+                if self.rate:
+                    time.sleep(len(data) / self.rate)
+                allowed = self._allow(len(data), from_server)
                 sink.sendall(data[:allowed])
                 if allowed < len(data):
+                    if self.cut_once:
+                        self.cut_after = self.cut_sent_after = None
                     self.cut()
                     return
         except OSError:
@@ -123,10 +152,14 @@ class TcpProxy:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def _allow(self, count: int) -> int:
+    def _allow(self, count: int, from_server: bool) -> int:
         with self._lock:
-            if self._cut_after is None:
-                return count
-            allowed = min(count, self._cut_after)
-            self._cut_after -= allowed
+            left = self._cut_after if from_server else self._cut_sent_after
+            allowed = count if left is None else min(count, left)
+            if from_server:
+                self.received += allowed
+                self._cut_after = None if left is None else left - allowed
+            else:
+                self.sent += allowed
+                self._cut_sent_after = None if left is None else left - allowed
             return allowed
