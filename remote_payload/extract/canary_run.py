@@ -16,6 +16,7 @@ from remote_payload.extract.canary_rank import BATCH, CHUNKED, REFERENCE, SINGLE
 from remote_payload.extract.collect import PROBE_KEY
 from remote_payload.extract.dataset import Sample
 from remote_payload.extract.errors import CaptureError
+from remote_payload.extract.progress import PatientEvents
 from remote_payload.extract.settings import CANARY, Job, ModelFacts
 from remote_payload.host.files import write_json
 
