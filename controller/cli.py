@@ -86,6 +86,15 @@ AllowOption = Annotated[
 CaptureOption = Annotated[
     str | None, typer.Option("--capture", help="auto, hooks (eager, any vLLM) or native (the model's own support).")
 ]
+CanaryOption = Annotated[
+    bool, typer.Option("--no-canary", help="Capture without proof that the states are right; the summary says so.")
+]
+RehearseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rehearse", help="auto (before long loads), always or never: first try a model cut from this one."
+    ),
+]
 
 
 def command(
@@ -174,6 +183,8 @@ def extract(
     max_samples: SamplesOption = None,
     output: OutputOption = None,
     capture: CaptureOption = None,
+    no_canary: CanaryOption = False,
+    rehearse: RehearseOption = None,
     allow: AllowOption = None,
     yes: YesOption = False,
     wait: WaitOption = False,
@@ -194,6 +205,8 @@ def extract(
         max_samples=max_samples,
         output=output,
         capture=capture,
+        canary=False if no_canary else None,
+        rehearse=rehearse,
         allow=allow or (),
         wait=wait,
     )
@@ -271,6 +284,8 @@ def plan(
     max_samples: SamplesOption = None,
     output: OutputOption = None,
     capture: CaptureOption = None,
+    no_canary: CanaryOption = False,
+    rehearse: RehearseOption = None,
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -278,8 +293,9 @@ def plan(
     from controller import commands
 
     intention = commands.plan_extract(
-        host, playbook, stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture
-    )
+        host, playbook, stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture,
+        canary=False if no_canary else None, rehearse=rehearse,
+    )  # fmt: skip
     commands.show_plan(intention, as_json=as_json)
 
 
@@ -298,6 +314,23 @@ def preflight(
 
     intention = commands.plan_extract(host, playbook, stale=stale, adopt=adopt, output=output, allow=allow or ())
     return commands.preflight(intention, as_json=as_json)
+
+
+@command("rehearse", panel="Look", epilog="Example: ctl rehearse --host 10.1.230.174")
+def rehearse(
+    host: HostOption = None,
+    playbook: PlaybookOption = None,
+    capture: CaptureOption = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")] = False,
+    progress: ProgressOption = "auto",
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Try the whole extraction on a model cut from the real one: about a minute that may save a long load."""
+    from controller import commands
+
+    intention = commands.plan_rehearsal(host, playbook, capture=capture)
+    return commands.launch_and_watch(intention, yes=True, detach=detach, progress=progress, as_json=as_json)
 
 
 command("preflight", panel="Look", epilog="Example: ctl preflight --host 10.1.230.174")(preflight)

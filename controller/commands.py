@@ -33,11 +33,20 @@ def plan_extract(
     max_samples: int | None = None,
     output: str | None = None,
     capture: str | None = None,
+    canary: bool | None = None,
+    rehearse: str | None = None,
     allow: Sequence[str] = (),
     wait: bool = False,
 ) -> Intention:
-    overrides = Overrides(stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture)
+    overrides = Overrides(
+        stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture, canary=canary,
+        rehearse=rehearse,
+    )  # fmt: skip
     return pipeline.plan_extract(load_workspace(), host, playbook, overrides, allow=allow, wait=wait)
+
+
+def plan_rehearsal(host: str | None, playbook: str | None, *, capture: str | None = None) -> Intention:
+    return pipeline.plan_rehearsal(load_workspace(), host, playbook, Overrides(capture=capture))
 
 
 def plan_command(

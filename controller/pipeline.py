@@ -73,9 +73,27 @@ def plan_extract(
 
     Raises UsageError, ConfigError.
     """
+    return _planned(planner.make_plan, workspace, host, playbook, overrides, allow, wait=wait)
+
+
+def plan_rehearsal(workspace: Workspace, host: str | None, playbook: str | None, overrides: Overrides) -> Intention:
+    """Plan only the rehearsal of an extraction, without connecting. Raises UsageError, ConfigError."""
+    return _planned(planner.make_rehearsal_plan, workspace, host, playbook, overrides)
+
+
+def _planned(
+    make: Callable[..., Plan],
+    workspace: Workspace,
+    host: str | None,
+    playbook: str | None,
+    overrides: Overrides,
+    allow: Sequence[str] = (),
+    *,
+    wait: bool = False,
+) -> Intention:
     target = workspace.config.host(host)
     chosen = workspace.playbook(playbook, target)
-    plan = planner.make_plan(target, chosen, **_stamp(), overrides=overrides)
+    plan = make(target, chosen, **_stamp(), overrides=overrides)
     return Intention(
         plan=planner.with_queue(plan) if wait else plan,
         host=target,

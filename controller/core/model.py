@@ -206,7 +206,14 @@ class CaptureSection(_Model):
     final_norm: StrictBool = False
     store_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     path: CapturePath = CapturePath.AUTO
+    canary: StrictBool = True
     buffer_bytes: Annotated[int, Field(strict=True, ge=1 << 20)] = 4 << 30
+
+
+class RehearseSection(_Model):
+    """Whether the job is first run on a model cut from the real one; "auto": where the load takes minutes."""
+
+    mode: Literal["auto", "always", "never"] = "auto"
 
 
 class OutputSection(_Model):
@@ -270,6 +277,7 @@ class Playbook(_Model):
     data: DataSection
     capture: CaptureSection = CaptureSection()
     output: OutputSection
+    rehearse: RehearseSection = RehearseSection()
     engine: EngineSection = EngineSection()
     env: Environment = Field(default_factory=dict, repr=False)
     preflight: PreflightSection = PreflightSection()
@@ -285,6 +293,8 @@ class Overrides:
     output: str | None = None
     stale: str | None = None
     capture: str | None = None
+    canary: bool | None = None
+    rehearse: str | None = None
     max_samples: int | None = None
     max_seq_len: int | None = None
     adopt: bool = False

@@ -22,6 +22,7 @@ from controller.core.redaction import secret_in_argv, split_env
 from remote_payload.host.protocol import (
     WIRE,
     Accelerator,
+    EndReason,
     ExtractSpec,
     Job,
     Layout,
@@ -90,6 +91,7 @@ def make_plan(
         "name": playbook.name,
         "steps": [
             {"name": "recheck", "kind": "recheck"},
+            *([] if playbook.rehearse.mode == "never" else [_rehearse_step(host)]),
             {"name": "clear", "kind": "clear"},
             {"name": "extract", "kind": "exec", "argv": [host.python, "-m", "remote_payload.extract.engine"]},
             {"name": "verify", "kind": "verify", "argv": [host.python, "-m", "remote_payload.extract.summarize"]},
@@ -111,6 +113,31 @@ def make_plan(
     plan = _plan(host, job, run_id=run_id, created=created, payload=payload, ctl_version=ctl_version)
     plan["playbook"] = playbook.name
     plan["extract"] = dict(_extract_spec(host, playbook, output["path"]))
+    return plan
+
+
+def make_rehearsal_plan(
+    host: Host,
+    playbook: Playbook,
+    *,
+    run_id: str,
+    created: str,
+    payload: str,
+    ctl_version: str,
+    overrides: Overrides | None = None,
+) -> Plan:
+    """Plan only the rehearsal of an extraction, whatever the size of the model and without its cache.
+
+    It owns no output, so nothing is ever cleared. Raises as `make_plan`.
+    """
+    plan = make_plan(
+        host, playbook, run_id=run_id, created=created, payload=payload, ctl_version=ctl_version, overrides=overrides
+    )
+    assert plan["extract"] is not None
+    plan["extract"]["rehearse"] = "fresh"
+    job = plan["job"]
+    job["kind"], job["outputs"] = "rehearse", []
+    job["steps"] = [{"name": "recheck", "kind": "recheck"}, _rehearse_step(host)]
     return plan
 
 
@@ -235,6 +262,15 @@ def element_bytes(spec: Mapping[str, Any]) -> int:
     return DTYPE_BYTES.get(stored, 2)
 
 
+def _rehearse_step(host: Host) -> Step:
+    return {
+        "name": "rehearse",
+        "kind": "exec",
+        "argv": [host.python, "-m", "remote_payload.extract.rehearse"],
+        "failure": EndReason.REHEARSAL_FAILED.value,
+    }
+
+
 def _plan(host: Host, job: Job, *, run_id: str, created: str, payload: str, ctl_version: str) -> Plan:
     return {
         "wire": WIRE,
@@ -269,6 +305,8 @@ def _extract_spec(host: Host, playbook: Playbook, output: str) -> ExtractSpec:
         "output": output,
         "format": playbook.output.format,
         "capture": capture.path.value,
+        "canary": capture.canary,
+        "rehearse": playbook.rehearse.mode,
         "buffer_bytes": capture.buffer_bytes,
         "engine": {"tensor_parallel_size": _tensor_parallel(host, playbook), **playbook.engine.arguments},
     }

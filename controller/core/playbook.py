@@ -15,6 +15,8 @@ OVERRIDDEN: dict[str, Key] = {
     "output": ("output", "path"),
     "stale": ("output", "stale"),
     "capture": ("capture", "path"),
+    "canary": ("capture", "canary"),
+    "rehearse": ("rehearse", "mode"),
     "max_samples": ("data", "max_samples"),
     "max_seq_len": ("data", "max_seq_len"),
 }

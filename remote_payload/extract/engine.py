@@ -1,8 +1,9 @@
 """The extraction job: data set -> token ids -> vLLM -> sample files. Run as a module by the supervisor.
 
-Phases, each an event with its seconds: `data` (render and check every sample), `resume` (prove what an earlier run
-wrote), `load` (engine start and probe), `capture` (prefill and write), `drain` (the last writers' errors). Exit code
-0: every sample is written; 2: the plan cannot be (nothing was loaded); 1: anything else, with an `exception` event.
+Phases, each an event with its seconds: `data` (render and check every sample), `load` (engine start), `probe` (its
+first steps), `canary`, `capture` (prefill), `drain` (wait for the writers), `canary-end`. Exit code 0: every sample
+is written; 2: the plan cannot be (nothing was loaded); 3: the canary failed; 1: anything else, with an `exception`
+event.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from remote_payload.extract.admission import Admission, Room
+from remote_payload.extract.canary_run import CanaryError, CanaryGuard, Generate
 from remote_payload.extract.collect import PROBE_KEY
 from remote_payload.extract.dataset import Samples, Skip, read_samples
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
@@ -28,6 +30,7 @@ from remote_payload.extract.progress import Counts, LedgerTail, PatientEvents, P
 from remote_payload.extract.requests import VllmEngine, one_token, shut_down
 from remote_payload.extract.resume import require_same_kind, resume
 from remote_payload.extract.settings import (
+    CANARY_EXIT,
     CONFIG_EXIT,
     MANIFEST,
     CaptureSettings,
@@ -63,7 +66,9 @@ class Extraction:
         self._job, self._events = job, events
         self._ledger = Journal(os.path.join(job.paths.ledger, "driver.jsonl"))
         self._skips: Counter[str] = Counter()
+        self._repairs: list[str] = []  # what the worker found broken in this vLLM and put right
         self._llm: Any = None
+        self._guard: CanaryGuard | None = None
 
     def run(self) -> None:
         """Raises ConfigError before anything is loaded, and whatever vLLM or the capture raises later."""
@@ -79,7 +84,13 @@ class Extraction:
             if len(pending):
                 with self._phase("load"):
                     self._llm = self._load(arguments)
+                with self._phase("probe"):
                     path = self._choose_path(self._llm, settings, pending)
+                    self._guard = CanaryGuard(
+                        self._llm, _answers_of(self._llm), self._job, facts, pending, self._events
+                    )
+                with self._phase("canary"):
+                    self._guard.check("start")
             self._write_manifest(samples, settings, facts, path)
             self._capture(pending, kept, total=len(samples))
         except Exception as error:
@@ -96,6 +107,9 @@ class Extraction:
                     admission.run(pending)
                 with self._phase("drain"):
                     self._tell(self._llm.collective_rpc("ctl_drain"))
+                if self._guard is not None:
+                    with self._phase("canary-end"):
+                        self._guard.check("end")
         if progress.done != total:
             raise CaptureError(f"{progress.done} of {total} samples are on disk after the last writer ended")
 
@@ -204,6 +218,7 @@ class Extraction:
         """
         prompts = [sample.token_ids[:PROBE_TOKENS] for sample, _ in zip(samples, range(PROBE_PROMPTS), strict=False)]
         facts = llm.collective_rpc("ctl_facts")
+        self._repairs = list(facts[0]["repairs"])
         native = all(rank["native"] for rank in facts)
         for kind in ("native", "hooks") if native else ("hooks",):
             llm.collective_rpc("ctl_probe", args=(kind,))
@@ -243,14 +258,26 @@ class Extraction:
                 "expected": len(samples), "tokens": samples.tokens, "records": samples.indexes[-1] + 1,
                 "skipped": dict(self._skips), "boundaries": list(settings.boundaries), "num_layers": facts.layers,
                 "hidden": facts.hidden, "final_norm": settings.final_norm, "capture_path": path,
-                "token_lengths": samples.histogram(), "versions": versions,
+                "token_lengths": samples.histogram(), "versions": versions, "repairs": self._repairs,
             },
         )  # fmt: skip
 
 
-def _generate(llm: Any, prompts: list[list[int]], extra: list[dict[str, Any]]) -> None:
-    parameters = [one_token(keys) for keys in extra]
-    llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
+def _generate(
+    llm: Any, prompts: list[list[int]], extra: list[dict[str, Any]], logprobs: int | None = None
+) -> list[Any]:
+    parameters = [one_token(keys, logprobs) for keys in extra]
+    return list(llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False))
+
+
+def _answers_of(llm: Any) -> Generate:
+    """Return what the canary runs prompts with: it needs the engine's own next token and its log probability."""
+
+    def generate(prompts: list[list[int]], extra: list[dict[str, Any]]) -> list[tuple[int, float]]:
+        outputs = [output.outputs[0] for output in _generate(llm, prompts, extra, logprobs=1)]
+        return [(out.token_ids[0], out.logprobs[0][out.token_ids[0]].logprob) for out in outputs]
+
+    return generate
 
 
 def _check_ranks_agree(proofs: Sequence[dict[str, Any]]) -> None:
@@ -276,6 +303,9 @@ def main() -> int:
         ExceptionReporter(events, None).report(error, "config")
         print(f"ctl: {error}", file=sys.stderr)
         return CONFIG_EXIT
+    except CanaryError as error:
+        print(f"ctl: {error}", file=sys.stderr)  # its findings are `problem` events: a traceback would say no more
+        return CANARY_EXIT
     except Exception as error:
         ExceptionReporter(events, None).report(error, "driver")
         raise

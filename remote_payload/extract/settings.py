@@ -13,6 +13,12 @@ from remote_payload.host.protocol import Accelerator, ExtractSpec, RunPaths, Sta
 MANIFEST = "extract.json"
 """In the run folder, written by the driver: what the verify step must find (see `engine.manifest`)."""
 
+CANARY = "canary.json"
+"""In the run folder, written by the driver: what the canary measured; part of the summary."""
+
+REHEARSAL = "rehearsal.json"
+"""In the run folder: what the rehearsal proved, and what it cannot prove; part of the summary."""
+
 CONFIG_KEY = "ctl_capture"
 """Our entry in vLLM's `additional_config`, which its compile-cache hash covers."""
 
@@ -21,6 +27,7 @@ WORKER = "remote_payload.extract.worker.CaptureWorker"
 CAPTURES = ("auto", "hooks", "native")
 STORE_DTYPES = ("auto", "bfloat16", "float16", "float32")
 CONFIG_EXIT = 2
+CANARY_EXIT = 3
 
 # Each of these would hand a worker only part of a batch's rows or layers, or run the model more than once a step.
 SPLITTING = (

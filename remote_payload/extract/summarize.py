@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remote_payload.extract.formats import DTYPE_CODES, HalfFileError, SampleFacts, format_named
-from remote_payload.extract.settings import MANIFEST
+from remote_payload.extract.settings import CANARY, MANIFEST, REHEARSAL
 from remote_payload.host.files import read_json, read_lines, write_json
 from remote_payload.host.protocol import RunPaths
 
@@ -98,6 +98,9 @@ def verify(paths: RunPaths) -> dict[str, Any]:
         "missing": missing[:LISTED],
         "timings": {"load_s": seconds.get("load"), "extract_s": round(extract_s, 3)},
         "versions": manifest["versions"],
+        "repairs": manifest.get("repairs", []),
+        "rehearsal": read_json(os.path.join(paths.folder, REHEARSAL)),
+        "canary": read_json(os.path.join(paths.folder, CANARY)),
         "problems": _problems(findings, missing),
     }
 

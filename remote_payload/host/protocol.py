@@ -73,6 +73,7 @@ class EndReason(str, Enum):
     RECHECK_FAILED = "recheck-failed"  # under the lease the GPUs were no longer free
     CLEAR_CHANGED = "clear-changed"  # the output folder is not what was shown and confirmed
     CLEAR_FAILED = "clear-failed"
+    REHEARSAL_FAILED = "rehearsal-failed"  # the same job on a model cut from this one did not work
     SUPERVISOR_FAILED = "supervisor-failed"  # an error of ctl's own
 
 
@@ -83,6 +84,7 @@ REFUSED = frozenset(
         EndReason.RECHECK_FAILED,
         EndReason.CLEAR_CHANGED,
         EndReason.CLEAR_FAILED,
+        EndReason.REHEARSAL_FAILED,
     }
 )
 """Ends that happened before the job was started; the controller's exit code for them is 3."""
@@ -149,6 +151,7 @@ class Step(TypedDict, total=False):
     name: str
     kind: str
     argv: List[str]
+    failure: str  # the EndReason of a failed exec step; default: job-failed
 
 
 class Limits(TypedDict, total=False):
@@ -207,7 +210,14 @@ class Plan(TypedDict):
     allowed: List[str]  # codes of preflight's failures that somebody allowed by name
 
 
-class ExtractSpec(TypedDict):
+class ExtractChecks(TypedDict, total=False):
+    """How an extraction proves itself; plans of earlier payloads have neither key."""
+
+    canary: bool  # default True: stop the run if the captured states are not what they say
+    rehearse: str  # "auto" (default: only for large models), "always", "fresh" (ignore the cache) or "never"
+
+
+class ExtractSpec(ExtractChecks):
     """What the extraction job needs to know. Boundary b = decoder layers completed (0 = embeddings, N = last)."""
 
     model: str
@@ -489,6 +499,8 @@ def check_plan(record: Any) -> Dict[str, Any]:
             argv = step.get("argv")
             if not (isinstance(argv, list) and argv and all(isinstance(word, str) for word in argv)):
                 raise ProtocolError("plan.job.steps[%d] needs a non-empty argv of strings" % number)
+        if step.get("failure", EndReason.JOB_FAILED.value) not in [reason.value for reason in EndReason]:
+            raise ProtocolError("plan.job.steps[%d] has unknown failure %r" % (number, step["failure"]))
     for number, output in enumerate(job["outputs"]):
         check_record(output, {"path": str, "root": str, "stale": str, "adopt": bool}, "plan.job.outputs[%d]" % number)
     return plan

@@ -69,14 +69,36 @@ def test_a_plan_waits_for_the_lease_only_if_asked_and_bounds_its_log_always() ->
 def test_extract_plan_is_whole_and_valid_for_the_host() -> None:
     made = plan(engine={"tensor_parallel_size": 4, "max_num_seqs": 8})
     assert check_plan(json.loads(json.dumps(made))) == made
-    assert [step["kind"] for step in made["job"]["steps"]] == ["recheck", "clear", "exec", "verify"]
-    assert made["job"]["steps"][2]["argv"] == ["/opt/vllm/bin/python", "-m", "remote_payload.extract.engine"]
+    assert [step["kind"] for step in made["job"]["steps"]] == ["recheck", "exec", "clear", "exec", "verify"]
+    assert made["job"]["steps"][1]["argv"] == ["/opt/vllm/bin/python", "-m", "remote_payload.extract.rehearse"]
+    assert made["job"]["steps"][1]["failure"] == "rehearsal-failed"
+    assert made["job"]["steps"][3]["argv"] == ["/opt/vllm/bin/python", "-m", "remote_payload.extract.engine"]
     assert made["job"]["cwd"] == f"/srv/ctl/runs/{RUN_ID}"
     spec = made["extract"]
     assert spec is not None
     assert (spec["model"], spec["data"]) == ("/models/Kimi-K2.5", "/srv/ctl/data/d.jsonl")
     assert spec["engine"] == {"tensor_parallel_size": 4, "max_num_seqs": 8}
     assert made["job"]["limits"]["load_timeout_s"] == 1800
+
+
+def test_checks_can_be_switched_off_and_the_plan_says_so() -> None:
+    spec = plan()["extract"]
+    assert spec is not None
+    assert (spec["canary"], spec["rehearse"]) == (True, "auto")
+    overrides = Overrides(canary=False, rehearse="never")
+    made = planner.make_plan(host(), playbook(), overrides=overrides, **GIVEN)
+    assert made["extract"] is not None
+    assert made["extract"]["canary"] is False
+    assert [step["name"] for step in made["job"]["steps"]] == ["recheck", "clear", "extract", "verify"]
+
+
+def test_a_rehearsal_alone_owns_no_output() -> None:
+    made = planner.make_rehearsal_plan(host(), playbook(), **GIVEN)
+    assert check_plan(json.loads(json.dumps(made))) == made
+    assert [step["name"] for step in made["job"]["steps"]] == ["recheck", "rehearse"]
+    assert (made["job"]["kind"], made["job"]["outputs"]) == ("rehearse", [])
+    assert made["extract"] is not None
+    assert made["extract"]["rehearse"] == "fresh"
 
 
 def test_same_inputs_give_the_same_plan() -> None:

@@ -77,14 +77,14 @@ def expected(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 def qwen_chunked(start: Any) -> Run:
     """Compiled, native states incomplete: the base path replaces them; prompts are cut over many steps."""
     engine = {"enforce_eager": False, "max_num_batched_tokens": 64, "max_num_seqs": 8}
-    return start("qwen3-tiny", fault=faults.DROP_LAST, env=COMPILED, engine=engine)
+    return start("qwen3-tiny", fault=faults.DROP_LAST, env=COMPILED, engine=engine, canary=True)
 
 
 @pytest.fixture(scope="session")
 def qwen_native(start: Any) -> Run:
     """Compiled and native; whole prompts."""
     engine = {"enforce_eager": False, "max_num_batched_tokens": 2048}
-    return start("qwen3-tiny", capture="native", env=COMPILED, engine=engine)
+    return start("qwen3-tiny", capture="native", env=COMPILED, engine=engine, canary=True)
 
 
 @pytest.fixture(scope="session")
@@ -118,10 +118,32 @@ def kimi_hooks(start: Any) -> Run:
 @pytest.fixture(scope="session")
 def kimi_native(start: Any) -> Run:
     engine = {"tensor_parallel_size": 2}
-    return start("kimi-k25-tiny", engine=engine, env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+    return start("kimi-k25-tiny", engine=engine, env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, canary=True)
 
 
 @pytest.fixture(scope="session")
 def kimi_failed(start: Any) -> Run:
     """vLLM's MLA refuses the head dimension, at the first step after a load without complaint."""
     return start("kimi-k25-bad-rank", engine={"load_format": "dummy"})
+
+
+@pytest.fixture(scope="session")
+def qwen_moe(start: Any) -> Run:
+    """Two ranks, each with half of the experts; native, and held against hooks by probe and canary."""
+    engine = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    return start("qwen3-moe-tiny", engine=engine, env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, canary=True)
+
+
+@pytest.fixture(scope="session")
+def mistral(start: Any) -> Run:
+    return start("mistral-sliding-tiny", canary=True)
+
+
+@pytest.fixture(scope="session")
+def llama(start: Any) -> Run:
+    return start("llama-tiny", canary=True)
+
+
+@pytest.fixture(scope="session")
+def qwen_int8(start: Any) -> Run:
+    return start("qwen3-int8-tiny", canary=True)
