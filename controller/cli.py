@@ -17,6 +17,29 @@ from typing import Annotated, Any, ParamSpec
 import typer
 
 from controller.core.errors import CtlError, ExitCode
+from controller.options import (
+    AdoptOption,
+    CaptureOption,
+    ConventionOption,
+    DataOption,
+    FormatOption,
+    HostOption,
+    JsonOption,
+    KindOption,
+    LastOption,
+    LayersOption,
+    OutputOption,
+    PlaybookOption,
+    ProgressOption,
+    RunArgument,
+    SamplesOption,
+    ShardOption,
+    StaleOption,
+    StoreOption,
+    VerboseOption,
+    YesOption,
+    make_overrides,
+)
 
 P = ParamSpec("P")
 
@@ -31,38 +54,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config", rich_help_panel="Look")
-
-HostOption = Annotated[
-    str | None,
-    typer.Option("--host", "-H", envvar="CTL_HOST", help="A name or address of hosts.toml, or an ssh alias."),
-]
-PlaybookOption = Annotated[
-    str | None,
-    typer.Option(
-        "--playbook", "-p", envvar="CTL_PLAYBOOK", help="A name below playbooks/, or a path to a .toml file."
-    ),
-]
-RunArgument = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="A run id, or a part of it; default: the last.")
-]
-LastOption = Annotated[bool, typer.Option("--last", help="The last launched run.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Delete or move what is shown, without asking.")]
-ProgressOption = Annotated[
-    str, typer.Option("--progress", help="auto, plain, json (events as lines on stderr), or none.")
-]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show ctl's own traceback on an error.")]
-StaleOption = Annotated[
-    str | None, typer.Option("--stale", help="Files of an earlier run in the output: fail, clear or quarantine.")
-]
-AdoptOption = Annotated[
-    bool, typer.Option("--adopt", help="Claim an output folder that holds files without our owner marker.")
-]
-SamplesOption = Annotated[int | None, typer.Option("--max-samples", min=1, help="Take only the first N samples.")]
-OutputOption = Annotated[str | None, typer.Option("--output", help="The output folder on the host.")]
-CaptureOption = Annotated[
-    str | None, typer.Option("--capture", help="auto, hooks (eager, any vLLM) or native (the model's own support).")
-]
+ledger_app = typer.Typer(help="Work with the ledgers of runs.", no_args_is_help=True)
+app.add_typer(ledger_app, name="ledger", rich_help_panel="Look")
 
 
 def command(
@@ -151,6 +144,13 @@ def extract(
     max_samples: SamplesOption = None,
     output: OutputOption = None,
     capture: CaptureOption = None,
+    data: DataOption = None,
+    data_kind: KindOption = None,
+    output_format: FormatOption = None,
+    store_dtype: StoreOption = None,
+    boundaries: LayersOption = None,
+    layer_convention: ConventionOption = None,
+    shard: ShardOption = None,
     yes: YesOption = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Same as `ctl plan`.")] = False,
@@ -161,12 +161,37 @@ def extract(
     """Check a host, push the payload, launch an extraction, watch it, and bring its summary back."""
     from controller import commands
 
-    intention = commands.plan_extract(
-        host, playbook, stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture
-    )
+    overrides = make_overrides(
+        stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture, data=data,
+        data_kind=data_kind, output_format=output_format, store_dtype=store_dtype, boundaries=boundaries,
+        layer_convention=layer_convention, shard=shard,
+    )  # fmt: skip
+    intention = commands.plan_extract(host, playbook, overrides)
     if dry_run:
         commands.show_plan(intention, as_json=as_json)
         return ExitCode.OK
+    return commands.launch_and_watch(intention, yes=yes, detach=detach, progress=progress, as_json=as_json)
+
+
+@command("convert", panel="Run", epilog="Example: ctl convert --last --to specforge")
+def convert(
+    to: Annotated[str, typer.Option("--to", help="speculators, speculators-0.3, specforge or modelopt.")],
+    run_id: RunArgument = None,
+    last: LastOption = False,
+    host: HostOption = None,
+    output: OutputOption = None,
+    stale: Annotated[str, typer.Option("--stale", help="Files in the output: fail, clear or quarantine.")] = "fail",
+    adopt: AdoptOption = False,
+    yes: YesOption = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")] = False,
+    progress: ProgressOption = "auto",
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Write a run's samples anew in another trainer's format, on the host; refused where something would be lost."""
+    from controller import commands
+
+    intention = commands.plan_convert(None if last else run_id, host, to=to, output=output, stale=stale, adopt=adopt)
     return commands.launch_and_watch(intention, yes=yes, detach=detach, progress=progress, as_json=as_json)
 
 
@@ -237,15 +262,25 @@ def plan(
     max_samples: SamplesOption = None,
     output: OutputOption = None,
     capture: CaptureOption = None,
+    data: DataOption = None,
+    data_kind: KindOption = None,
+    output_format: FormatOption = None,
+    store_dtype: StoreOption = None,
+    boundaries: LayersOption = None,
+    layer_convention: ConventionOption = None,
+    shard: ShardOption = None,
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
     """Print what `extract` would do, without connecting: uploads, argv, environment, deletions, bytes."""
     from controller import commands
 
-    intention = commands.plan_extract(
-        host, playbook, stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture
-    )
+    overrides = make_overrides(
+        stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture, data=data,
+        data_kind=data_kind, output_format=output_format, store_dtype=store_dtype, boundaries=boundaries,
+        layer_convention=layer_convention, shard=shard,
+    )  # fmt: skip
+    intention = commands.plan_extract(host, playbook, overrides)
     commands.show_plan(intention, as_json=as_json)
 
 
@@ -255,13 +290,15 @@ def preflight(
     stale: StaleOption = None,
     adopt: AdoptOption = False,
     output: OutputOption = None,
+    data: DataOption = None,
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> ExitCode:
-    """Look at a host and say whether the extraction can run there; nothing is changed but the pushed payload."""
+    """Look at a host and say whether the extraction can run there; nothing is changed but what is pushed."""
     from controller import commands
 
-    intention = commands.plan_extract(host, playbook, stale=stale, adopt=adopt, output=output)
+    overrides = make_overrides(stale=stale, adopt=adopt, output=output, data=data)
+    intention = commands.plan_extract(host, playbook, overrides)
     return commands.preflight(intention, as_json=as_json)
 
 
@@ -312,6 +349,26 @@ def hosts(as_json: JsonOption = False, verbose: VerboseOption = False) -> None:
     from controller import commands
 
     commands.hosts(as_json=as_json)
+
+
+def ledger_merge(
+    run_ids: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run ids, or parts of them.")],
+    output: Annotated[str | None, typer.Option("--output", help="Write the joined ledger here, as JSONL.")] = None,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Join the ledgers of shards, and show holes and doubles."""
+    from controller import commands
+
+    return commands.merge_ledgers(run_ids, output=output, as_json=as_json)
+
+
+@functools.wraps(ledger_merge)
+def _ledger_merge(**kwargs: Any) -> None:
+    raise typer.Exit(_mapped(ledger_merge, **kwargs))
+
+
+ledger_app.command("merge")(_ledger_merge)
 
 
 def config_show(as_json: JsonOption = False, verbose: VerboseOption = False) -> None:

@@ -18,6 +18,9 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
 
+LOCAL = "local:"
+"""Before the path of a data set that lies on the workstation; it starts at the current folder."""
+
 OWNED_ENV = frozenset(
     {"CTL_RUN_ID", "CTL_RUN_DIR", "CTL_HOST", "SPT_NOENV", "PYTHONUNBUFFERED", "VLLM_PROCESS_NAME_PREFIX"}
 )
@@ -46,6 +49,10 @@ def _remote_path(value: str) -> str:
     path = posixpath.normpath(value)
     # POSIX lets exactly two leading slashes mean something else, and normpath keeps them.
     return "/" + path.lstrip("/") if path.startswith("/") else path
+
+
+def _data_path(value: str) -> str:
+    return value if _text(value).startswith(LOCAL) and value != LOCAL else _remote_path(value)
 
 
 def _absolute_path(value: str) -> str:
@@ -106,6 +113,7 @@ def _boundaries(value: Any) -> Any:
 Text = Annotated[str, AfterValidator(_text)]
 SshWord = Annotated[str, AfterValidator(_ssh_word)]
 RemotePath = Annotated[str, AfterValidator(_remote_path)]
+DataPath = Annotated[str, AfterValidator(_data_path)]
 AbsolutePath = Annotated[str, AfterValidator(_absolute_path)]
 Interpreter = Annotated[str, AfterValidator(_interpreter)]
 EnvName = Annotated[str, AfterValidator(_env_name)]

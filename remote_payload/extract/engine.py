@@ -13,13 +13,15 @@ import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from remote_payload.extract import arrow, identity
 from remote_payload.extract.collect import INDEX_KEY, PROBE_KEY, SPANS_KEY
-from remote_payload.extract.dataset import Sample, Samples, Skip, read_samples
+from remote_payload.extract.dataset import NOTICES, DataSet, Sample, Samples, Skip, is_mine, read_samples
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
+from remote_payload.extract.formats import format_named
 from remote_payload.extract.progress import Counts, Progress
 from remote_payload.extract.resume import kept_record, sweep
 from remote_payload.extract.settings import (
@@ -46,6 +48,18 @@ WINDOW_SAMPLES = 4096
 PROBE_PROMPTS, PROBE_TOKENS = 3, 64
 """Real prompts, cut: enough rows for a median, few enough to cost nothing beside a load."""
 
+NOTED = {
+    "truncated": "cut to max_seq_len",
+    "split": "split where the template alters earlier turns",
+    "no-loss": "kept although no token of theirs counts",
+}
+
+METHODS = {
+    "generation": "the template's generation marks",
+    "prefix": "rendered prefixes",
+    "turns": "turn (the template alters earlier ones)",
+}
+
 RANK_TOLERANCE = 1e-2
 """Relative difference of a state's norm between ranks. They hold the same states; a rank with a share of them, or
 with half a sum, is off by tens of per cent."""
@@ -58,6 +72,9 @@ class Extraction:
         self._job, self._events = job, events
         self._ledger = Journal(os.path.join(job.paths.ledger, "driver.jsonl"))
         self._skips: Counter[str] = Counter()
+        number, count = job.spec["shard"]
+        self._shard = (number, count)
+        self._kept_header: Mapping[str, str] = {}
 
     def run(self) -> None:
         """Raises ConfigError before anything is loaded, and whatever vLLM or the capture raises later."""
@@ -66,15 +83,18 @@ class Extraction:
             facts = read_model_facts(spec)
             settings = capture_settings(spec, facts)
             arguments = engine_arguments(self._job, settings, facts)
-            samples = self._read(facts)
+            data = self._read(facts)
+            samples = data.samples.share(self._shard)
+            if not len(samples):
+                raise ConfigError(f"shard {spec['shard']} is empty: the data set gives {len(data.samples)} samples")
             pending, kept = self._resume(samples, settings, facts)
         llm, path = None, "kept"
         if len(pending):
             with self._phase("load"):
                 llm = self._load(arguments)
                 path = self._choose_path(llm, settings, pending)
-        self._write_manifest(samples, settings, facts, path)
-        skipped = sum(count for code, count in self._skips.items() if code != "truncated")
+        self._write_manifest(data, samples, settings, facts, path)
+        skipped = sum(count for code, count in self._skips.items() if code not in NOTICES)
         progress = Progress(self._events, self._job.paths.ledger, total=len(samples), skipped=skipped, kept=kept)
         with progress:
             if llm is not None:
@@ -85,6 +105,7 @@ class Extraction:
                     llm.collective_rpc("ctl_drain")
         if progress.done != len(samples):
             raise CaptureError(f"{progress.done} of {len(samples)} samples are on disk after the last writer ended")
+        self._write_arrow(data)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -97,7 +118,7 @@ class Extraction:
     def _notice(self, level: str, code: str, text: str) -> None:
         self._events.emit("notice", level=level, code=code, text=text)
 
-    def _read(self, facts: ModelFacts) -> Samples:
+    def _read(self, facts: ModelFacts) -> DataSet:
         spec = self._job.spec
 
         def tokenizer() -> Any:
@@ -108,18 +129,37 @@ class Extraction:
             )
 
         def skip(record: Skip) -> None:
+            if not is_mine(record.index, self._shard):
+                return  # another host's share accounts for it
             self._skips[record.code] += 1
-            kind = "notice" if record.code == "truncated" else "skipped"
+            kind = "notice" if record.code in NOTICES else "skipped"
             self._ledger.append({"index": record.index, "line": record.line, kind: record.code, "why": record.why})
 
-        samples = read_samples(
+        data = read_samples(
             spec["data"], spec["data_kind"], max_samples=spec["max_samples"], max_seq_len=spec["max_seq_len"],
-            vocabulary=facts.vocabulary, tokenizer=tokenizer, skip=skip,
+            over_long=spec["over_long"], vocabulary=facts.vocabulary, tokenizer=tokenizer, skip=skip,
         )  # fmt: skip
+        self._notice("info", "data-kind", describe(data))
         for code, count in sorted(self._skips.items()):
-            what = "cut to max_seq_len" if code == "truncated" else f"skipped ({code})"
+            what = NOTED.get(code, f"skipped ({code})")
             self._notice("warn", f"data-{code}", f"{count} of the records were {what}; see ledger/driver.jsonl")
-        return samples
+        if data.unmasked:
+            text = f"{data.unmasked} samples have no loss mask: where one is stored, all their tokens count"
+            self._notice("warn", "data-unmasked", text)
+        return data
+
+    def _write_arrow(self, data: DataSet) -> None:
+        """Write the data set beside the files, if the format has one; without pyarrow say how to get it."""
+        spec = self._job.spec
+        if not format_named(spec["format"]).arrow:
+            return
+        try:
+            arrow.write_data_set(
+                spec["output"], data.samples, indexes=data.indexes, fingerprint=self._job.run_id.replace("-", "")
+            )
+        except ConfigError as error:
+            text = f"the Arrow data set that speculators trains from was not written: {error}; then resume this run"
+            self._notice("warn", "arrow-missing", text)
 
     def _resume(self, samples: Samples, settings: CaptureSettings, facts: ModelFacts) -> tuple[Samples, Counts]:
         """Return what is to be captured and what is there already."""
@@ -132,6 +172,10 @@ class Extraction:
             if record is None:
                 missing.add(sample)
             else:
+                if not kept.done:
+                    form = format_named(self._job.spec["format"])
+                    path = os.path.join(self._job.spec["output"], record["file"])
+                    self._kept_header = form.inspect(path).metadata
                 kept = kept.plus(record)
                 self._ledger.append(record)
         self._notice("info", "resumed", f"{kept.done} samples are whole and kept, {len(swept)} half files deleted")
@@ -151,6 +195,9 @@ class Extraction:
         """
         prompts = [sample.token_ids[:PROBE_TOKENS] for sample, _ in zip(samples, range(PROBE_PROMPTS), strict=False)]
         facts = llm.collective_rpc("ctl_facts")
+        differs = identity.difference(self._kept_header, facts[0]["identity"])
+        if differs:
+            raise CaptureError(f"the samples that are there were captured with {differs}: write into an empty folder")
         native = all(rank["native"] for rank in facts)
         for kind in ("native", "hooks") if native else ("hooks",):
             llm.collective_rpc("ctl_probe", args=(kind,))
@@ -173,7 +220,9 @@ class Extraction:
         self._notice("info", "capture-path", text)
         return path
 
-    def _write_manifest(self, samples: Samples, settings: CaptureSettings, facts: ModelFacts, path: str) -> None:
+    def _write_manifest(
+        self, data: DataSet, samples: Samples, settings: CaptureSettings, facts: ModelFacts, path: str
+    ) -> None:
         """Say what the verify step must find; it has no other source for it."""
         import safetensors
         import torch
@@ -187,12 +236,20 @@ class Extraction:
         write_json(
             os.path.join(self._job.paths.folder, MANIFEST),
             {
-                "expected": len(samples), "tokens": samples.tokens, "records": samples.indexes[-1] + 1,
+                "expected": len(samples), "tokens": samples.tokens, "records": data.indexes,
+                "shard": list(self._shard), "data": describe(data),
                 "skipped": dict(self._skips), "boundaries": list(settings.boundaries), "num_layers": facts.layers,
                 "hidden": facts.hidden, "final_norm": settings.final_norm, "capture_path": path,
                 "token_lengths": samples.histogram(), "versions": versions,
             },
         )  # fmt: skip
+
+
+def describe(data: DataSet) -> str:
+    """Return in words what the data set was taken for."""
+    kinds = " and ".join(f"{count} {kind} records" for kind, count in data.kinds.items())
+    methods = ", ".join(f"{count} by {METHODS[method]}" for method, count in data.methods.items())
+    return f"{data.container}: {kinds}" + (f"; loss mask of {methods}" if methods else "")
 
 
 def _windows(samples: Samples) -> Iterator[list[Sample]]:

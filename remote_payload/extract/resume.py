@@ -10,6 +10,7 @@ from typing import Any
 
 from remote_payload.extract.dataset import Sample
 from remote_payload.extract.formats import DTYPE_CODES, TEMPORARY_SUFFIX, HalfFileError, format_named, token_digest
+from remote_payload.extract.identity import engine_key
 from remote_payload.extract.settings import CaptureSettings, ModelFacts
 from remote_payload.host.protocol import ExtractSpec
 
@@ -38,7 +39,7 @@ def kept_record(
         return None
     wanted = {
         "boundaries": json.dumps(settings.boundaries), "final_norm": json.dumps(settings.final_norm),
-        "model": spec["model"], "revision": spec["revision"] or "",
+        "model": spec["model"], "revision": spec["revision"] or "", "engine_key": engine_key(spec),
     }  # fmt: skip
     digest = token_digest(array("q", sample.token_ids).tobytes())
     shape = (len(sample.token_ids), len(settings.boundaries), facts.hidden)

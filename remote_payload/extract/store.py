@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from remote_payload.extract.formats import Format, SampleData, Sink, publish, token_digest
+from remote_payload.extract.formats import Format, SampleData, Sink, mask_of_spans, publish, token_digest
+from remote_payload.extract.quantize import to_fp8
 from remote_payload.host.journal import Journal
 
 WRITERS = 4
@@ -29,6 +30,11 @@ LARGEST_SAMPLES = 8
 
 BUDGET_FLOOR, BUDGET_CEILING = 256 << 20, 4 << 30
 """Bytes a rank. The ceiling keeps 8 ranks below 32 GiB of pinned host memory."""
+
+DTYPE_NAMES = {
+    torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float8_e4m3fn: "F8_E4M3",
+}  # fmt: skip
+"""safetensors' names."""
 
 STATISTICS = 4  # norm, NaN count, Inf count, whether the row is zero
 
@@ -43,6 +49,7 @@ class Buffer:
     hidden: torch.Tensor
     statistics: torch.Tensor
     started: float  # time.monotonic()
+    scales: torch.Tensor | None = None  # fp32 [tokens], with fp8
     copied: Any = None  # a CUDA event after the last copy
 
 
@@ -98,6 +105,7 @@ class SampleStore:
         os.makedirs(output, exist_ok=True)
         self._output, self._form, self._boundaries, self._hidden = output, form, tuple(boundaries), hidden
         self._dtype, self._ledger, self._metadata = dtype, ledger, metadata
+        self._fp8 = dtype == torch.float8_e4m3fn
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         largest = max_tokens * len(self._boundaries) * hidden * dtype.itemsize
         self._budget = BufferBudget(min(max(LARGEST_SAMPLES * largest, BUDGET_FLOOR), BUDGET_CEILING))
@@ -117,35 +125,49 @@ class SampleStore:
             hidden=torch.empty((*shape, self._hidden), dtype=self._dtype, pin_memory=pinned),
             statistics=torch.empty((*shape, STATISTICS), dtype=torch.float32, pin_memory=pinned),
             started=time.monotonic(),
+            scales=torch.empty(shape[0], dtype=torch.float32, pin_memory=pinned) if self._fp8 else None,
         )
 
     def block(self, states: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """Return the rows of `spans` (row, count), one after another, as [rows, states, hidden] in store dtype."""
+        """Return the rows of `spans` (row, count), one after another, as [rows, states, hidden] in store dtype.
+
+        With fp8 in the model's own dtype: `copy` quantises, once it has measured.
+        """
         picked = [torch.cat([state[row : row + count] for row, count in spans]) for state in states]
-        return torch.stack([rows.to(self._dtype) for rows in picked], dim=1)
+        return torch.stack([rows if self._fp8 else rows.to(self._dtype) for rows in picked], dim=1)
 
     def copy(self, block: torch.Tensor, parts: Sequence[tuple[Buffer, int, int]]) -> None:
         """Copy consecutive rows of `block` into (buffer, first position, count) parts, with their statistics."""
         statistics = measure(block)
+        scales = None
+        if self._fp8:
+            block, scales = to_fp8(block)
         if self._stream is None:
-            self._copy(block, statistics, parts)
+            self._copy(block, statistics, scales, parts)
             return
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            self._copy(block, statistics, parts)
+            self._copy(block, statistics, scales, parts)
             done = torch.cuda.Event()
             done.record(self._stream)
-        for tensor in (block, statistics):
+        for tensor in (block, statistics) if scales is None else (block, statistics, scales):
             tensor.record_stream(self._stream)  # their memory must not be reused before the copy
         for buffer, _, _ in parts:
             buffer.copied = done
 
     @staticmethod
-    def _copy(block: torch.Tensor, statistics: torch.Tensor, parts: Sequence[tuple[Buffer, int, int]]) -> None:
+    def _copy(
+        block: torch.Tensor,
+        statistics: torch.Tensor,
+        scales: torch.Tensor | None,
+        parts: Sequence[tuple[Buffer, int, int]],
+    ) -> None:
         row = 0
         for buffer, start, count in parts:
             buffer.hidden[start : start + count].copy_(block[row : row + count], non_blocking=True)
             buffer.statistics[start : start + count].copy_(statistics[row : row + count], non_blocking=True)
+            if scales is not None and buffer.scales is not None:
+                buffer.scales[start : start + count].copy_(scales[row : row + count], non_blocking=True)
             row += count
 
     def finish(self, buffer: Buffer) -> None:
@@ -178,9 +200,11 @@ class SampleStore:
             digest = token_digest(buffer.token_ids)
             data = SampleData(
                 token_ids=buffer.token_ids,
+                loss_mask=mask_of_spans(buffer.loss_spans, buffer.hidden.shape[0]),
                 hidden=buffer.hidden.view(torch.uint8).numpy().data.cast("B"),
                 shape=(buffer.hidden.shape[0], len(self._boundaries), self._hidden),
-                dtype={torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}[self._dtype],
+                dtype=DTYPE_NAMES[self._dtype],
+                scales=buffer.scales.numpy().data.cast("B") if buffer.scales is not None else None,
                 metadata=self._metadata(buffer, states, digest),
             )
             name = self._form.file_name(buffer.index)

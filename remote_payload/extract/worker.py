@@ -24,7 +24,7 @@ import torch
 import vllm
 from vllm.platforms import current_platform
 
-from remote_payload.extract import rotary
+from remote_payload.extract import identity, rotary
 from remote_payload.extract.collect import Collector, Request, Step, row_offsets
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
 from remote_payload.extract.formats import format_named
@@ -33,11 +33,14 @@ from remote_payload.extract.native import NativeStates, Probe, prove
 from remote_payload.extract.settings import CONFIG_KEY, CaptureSettings, load_job
 from remote_payload.extract.store import Buffer, SampleStore
 from remote_payload.host.journal import EventWriter, Journal
+from remote_payload.host.protocol import layer_ids
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as Base
 else:
     from vllm.v1.worker.gpu_worker import Worker as Base
+
+TORCH_NAMES = {"fp8": "float8_e4m3fn"}
 
 CONVENTION = (
     "boundary b = decoder layers completed: 0 = embeddings, num_layers = after the last, before the final norm"
@@ -64,6 +67,7 @@ class CaptureWorker(Base):
         self._native_places: dict[int, int] = {}
         self._probing: str | None = None
         self._probe = Probe()
+        self._identity: dict[str, str] = {}
 
     def init_device(self) -> None:
         super().init_device()
@@ -119,7 +123,11 @@ class CaptureWorker(Base):
     # ------------------------------------------------------------- called by the driver, by name
 
     def ctl_facts(self) -> dict[str, Any]:
-        return {"rank": self.rank, "native": self._native is not None, "compiled": not self._eager.always}
+        self._identity = identity.resolved(self.vllm_config, self.model_runner, self._model)
+        return {
+            "rank": self.rank, "native": self._native is not None, "compiled": not self._eager.always,
+            "identity": self._identity,
+        }  # fmt: skip
 
     def ctl_probe(self, kind: str) -> None:
         """Treat the next requests as probe prompts, `kind` "native" or "hooks"."""
@@ -234,12 +242,14 @@ class CaptureWorker(Base):
 
     def _make_store(self, hidden: int) -> SampleStore:
         spec, name = self._job.spec, self._settings.store_dtype
+        self._form = format_named(spec["format"])
+        self._layer_ids = layer_ids(self._settings.boundaries, self._form.convention)
         return SampleStore(
             output=spec["output"],
-            form=format_named(spec["format"]),
+            form=self._form,
             boundaries=self._settings.boundaries,
             hidden=hidden,
-            dtype=self.model_config.dtype if name == "auto" else getattr(torch, name),
+            dtype=self.model_config.dtype if name == "auto" else getattr(torch, TORCH_NAMES.get(name, name)),
             device=self.device,
             max_tokens=spec["max_seq_len"],
             ledger=Journal(os.path.join(self._job.paths.ledger, f"rank-{self.rank}.jsonl")),
@@ -254,6 +264,8 @@ class CaptureWorker(Base):
             "final_norm": json.dumps(settings.final_norm), "model": spec["model"],
             "revision": spec["revision"] or "", "vllm_version": vllm.__version__, "run_id": self._job.run_id,
             "token_sha256": digest, "capture_path": self._path, "states": json.dumps(states),
+            "layer_ids": json.dumps(self._layer_ids), "layer_convention": self._form.convention,
+            "engine_key": identity.engine_key(spec), **self._identity,
         }  # fmt: skip
         if buffer.loss_spans is not None:
             described["loss_spans"] = json.dumps(buffer.loss_spans)

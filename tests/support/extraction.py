@@ -58,7 +58,8 @@ def make_run(folder: Path, **extract: Any) -> Run:
     run.mkdir(parents=True, exist_ok=True)
     spec = {
         "model": "model", "revision": None, "trust_remote_code": False, "dtype": "float32", "data": "data.jsonl",
-        "data_kind": "auto", "max_samples": None, "max_seq_len": 512, "boundaries": "eagle3", "final_norm": False,
+        "data_kind": "auto", "max_samples": None, "max_seq_len": 512, "over_long": "truncate", "shard": [1, 1],
+        "boundaries": "eagle3", "final_norm": False,
         "store_dtype": "auto", "output": str(output), "format": "speculators", "capture": "auto", "engine": {},
         **extract,
     }  # fmt: skip
