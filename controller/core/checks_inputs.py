@@ -93,7 +93,7 @@ def check_data(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
             f"the data set {path} does not exist on the host",
             fix=f"copy it there, or set `path` in [data] of the playbook; see `ls {shlex.quote(path)}`",
         )
-    elif not found.get("container", "jsonl"):
+    elif not found.get("container", "jsonl" if found["lines"] is not None else ""):
         yield failed(
             "data-kind",
             f"{path} is a folder that holds no data set",

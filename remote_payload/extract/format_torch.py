@@ -35,27 +35,34 @@ Layout = Callable[[Any, Any, Any, Mapping[str, str]], dict[str, Any]]
 
 
 def _speculators_03(states: Any, ids: Any, mask: Any, _: Mapping[str, str]) -> dict[str, Any]:
-    return {"input_ids": ids, "hidden_states": [s.contiguous() for s in states.unbind(1)], "loss_mask": mask}
+    return {"input_ids": ids, "hidden_states": [_own(state) for state in states.unbind(1)], "loss_mask": mask}
 
 
 def _specforge(states: Any, ids: Any, mask: Any, _: Mapping[str, str]) -> dict[str, Any]:
     return {
         "input_ids": ids,
         "loss_mask": mask,
-        "hidden_state": states[:, -1].contiguous().unsqueeze(0),
-        "aux_hidden_state": states[:, :-1].flatten(1).contiguous().unsqueeze(0),
+        "hidden_state": _own(states[:, -1]).unsqueeze(0),
+        "aux_hidden_state": _own(states[:, :-1].flatten(1)).unsqueeze(0),
     }
 
 
 def _modelopt(states: Any, ids: Any, mask: Any, metadata: Mapping[str, str]) -> dict[str, Any]:
     return {
         "input_ids": ids,
-        "hidden_states": states[:, -1].contiguous(),
-        "aux_hidden_states": states[:, :-1].flatten(1).contiguous(),
+        "hidden_states": _own(states[:, -1]),
+        "aux_hidden_states": _own(states[:, :-1].flatten(1)),
         "loss_mask": mask,
         "conversation_id": metadata["index"],
         "hidden_states_prenorm": metadata["final_norm"] == "false",
     }
+
+
+def _own(tensor: Any) -> Any:
+    """Return a copy with a storage of its own: `torch.save` writes the whole storage of a view."""
+    import torch
+
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _parts(content: Mapping[str, Any], name: str) -> tuple[list[Any], Any]:

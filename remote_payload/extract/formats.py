@@ -108,6 +108,9 @@ def why_unfit(
     return None
 
 
+NAMES = ("speculators", "speculators-0.3", "specforge", "modelopt")
+
+
 def format_named(name: str) -> Format:
     """Raises ValueError, naming the formats that there are."""
     # The layouts are written in terms of this module.
@@ -115,7 +118,7 @@ def format_named(name: str) -> Format:
 
     forms = {form.name: form for form in (format_safetensors.SPECULATORS, *format_torch.FORMATS)}
     if name not in forms:
-        raise ValueError(f"format {name!r} is not supported; supported: {', '.join(forms)}")
+        raise ValueError(f"format {name!r} is not supported; supported: {', '.join(NAMES)}")
     return forms[name]
 
 

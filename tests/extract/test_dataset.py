@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from support import consumers
-from support.extraction import write_lines
 from support.chat_tokenizers import PLAIN, STRIPPING, fast_tokenizer
+from support.extraction import write_lines
 
 from remote_payload.extract import arrow
 from remote_payload.extract.dataset import DataSet, Sample, Skip, is_mine, read_samples
