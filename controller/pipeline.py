@@ -91,7 +91,13 @@ def plan_convert(
         )
     target = workspace.config.host(host or source["host"]["name"])
     plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **_stamp())
-    return Intention(plan=plan, host=target, playbook=None, secret_values={}, runs_dir=workspace.runs_dir)
+    return Intention(
+        plan=plan,
+        host=target,
+        playbook=None,
+        secret_values=workspace.secret_values(target, None),
+        runs_dir=workspace.runs_dir,
+    )
 
 
 def plan_command(

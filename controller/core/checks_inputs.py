@@ -116,13 +116,12 @@ def check_data(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
             fix=f'set `kind = "{kind}"` in [data] of the playbook',
         )
     else:
-        container = found.get("container", "jsonl")
-        if found["lines"] is None:
-            count = f"{container} data set"
+        lines, counted = found["lines"], found["counted"]
+        if lines is None:
+            count = f"{found['container']} data set"
         else:
-            lines = found["lines"]
-            count = f"{'' if found['counted'] else 'about '}{lines:,} line{'' if lines == 1 else 's'}"
-        if found["counted"] and spec["max_samples"] is not None and found["lines"] < spec["max_samples"]:
+            count = f"{'' if counted else 'about '}{lines:,} line{'' if lines == 1 else 's'}"
+        if counted and None not in (lines, spec["max_samples"]) and lines < spec["max_samples"]:
             yield warned(
                 "data-short",
                 f"{path} has {count}, {spec['max_samples']:,} samples are asked for",

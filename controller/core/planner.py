@@ -200,6 +200,7 @@ def make_convert_plan(
         host.python, "-m", "remote_payload.extract.convert", "--run", runs.run(source["run_id"]).folder,
         "--output", path, "--to", to,
     ]  # fmt: skip
+    env, secret_env = job_env(host, None)
     job: Job = {
         "kind": "convert",
         "name": f"convert to {to}",
@@ -209,8 +210,8 @@ def make_convert_plan(
             {"name": "verify", "kind": "verify", "argv": [*argv, "--verify"]},
         ],
         "cwd": runs.run(run_id).folder,
-        "env": {},
-        "secret_env": [],
+        "env": env,
+        "secret_env": secret_env,
         "outputs": [owned],
         "success": {"exit_codes": [0]},
         "limits": {"stop_grace_s": COMMAND_GRACE_S},

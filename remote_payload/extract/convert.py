@@ -32,6 +32,7 @@ from remote_payload.extract.formats import (
     token_digest,
     why_unfit,
 )
+from remote_payload.extract.records import require_pyarrow
 from remote_payload.extract.settings import CONFIG_EXIT, ConfigError
 from remote_payload.host.files import read_json, read_lines, write_json
 from remote_payload.host.journal import EventWriter, Journal
@@ -84,6 +85,8 @@ class Conversion:
 
         Raises ConfigError if the conversion would lose something, HalfFileError if the file is damaged.
         """
+        if self._to.arrow:
+            require_pyarrow("the data set beside hs_* files")
         first = self._source.ledger[min(self._source.ledger)]
         facts = self._source.form.inspect(os.path.join(self._source.folder, first["file"]))
         metadata = facts.metadata

@@ -371,9 +371,6 @@ def test_bad_playbook_value_is_refused_with_its_key(added: str, key: str, says: 
 
 
 def test_what_does_not_exist_yet_is_refused_honestly() -> None:
-    local = playbook_refused(PLAYBOOK.replace("data/d.jsonl", "local:d.jsonl"))
-    assert "not supported yet" in local.why
-    assert "copy the file to the host" in local.fix
     resume = playbook_refused(PLAYBOOK + 'stale = "resume"\n')
     assert "does not exist yet" in resume.why
 
