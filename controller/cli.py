@@ -16,7 +16,8 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
-from controller.core.errors import CtlError, ExitCode
+from controller import completion
+from controller.core.errors import CtlError, ExitCode, UsageError
 from controller.options import (
     AdoptOption,
     CaptureOption,
@@ -64,13 +65,17 @@ def command(
     """Register a command whose exceptions are mapped to a message and an exit code here, and nowhere else."""
 
     def register(body: Callable[P, ExitCode | None]) -> Callable[P, None]:
-        @functools.wraps(body)
-        def mapped(*args: P.args, **kwargs: P.kwargs) -> None:
-            raise typer.Exit(_mapped(body, *args, **kwargs))
-
-        return app.command(name, rich_help_panel=panel, epilog=epilog, **settings)(mapped)
+        return app.command(name, rich_help_panel=panel, epilog=epilog, **settings)(_guarded(body))
 
     return register
+
+
+def _guarded(body: Callable[P, ExitCode | None]) -> Callable[P, None]:
+    @functools.wraps(body)
+    def mapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        raise typer.Exit(_mapped(body, *args, **kwargs))
+
+    return mapped
 
 
 def _mapped(body: Callable[P, ExitCode | None], *args: P.args, **kwargs: P.kwargs) -> int:
@@ -109,10 +114,6 @@ def _show_error(error: CtlError, *, as_json: bool) -> None:
     from controller.ui.errors import print_error
 
     print_error(error)
-
-
-def _print_json(document: object) -> None:
-    print(json.dumps(document, indent=1, default=str))
 
 
 def _version(wanted: bool) -> None:
@@ -363,12 +364,24 @@ def ledger_merge(
     return commands.merge_ledgers(run_ids, output=output, as_json=as_json)
 
 
-@functools.wraps(ledger_merge)
-def _ledger_merge(**kwargs: Any) -> None:
-    raise typer.Exit(_mapped(ledger_merge, **kwargs))
+ledger_app.command("merge")(_guarded(ledger_merge))
 
 
-ledger_app.command("merge")(_ledger_merge)
+@command("help", panel="Look", epilog="Example: ctl help exit-codes")
+def help_topic(
+    topic: Annotated[str | None, typer.Argument(help="What to explain.", autocompletion=completion.topics)] = None,
+    verbose: VerboseOption = False,
+) -> None:
+    """Explain what belongs to no single verb: exit-codes, environment, json, boundaries."""
+    from controller.core.suggest import did_you_mean
+    from controller.topics import TOPICS
+
+    if topic is None:
+        print("topics: " + ", ".join(TOPICS))
+        return
+    if topic not in TOPICS:
+        raise UsageError(f"no topic `{topic}`", fix=did_you_mean(topic, TOPICS, kind="topics"))
+    print(TOPICS[topic], end="")
 
 
 def config_show(as_json: JsonOption = False, verbose: VerboseOption = False) -> None:
@@ -378,12 +391,7 @@ def config_show(as_json: JsonOption = False, verbose: VerboseOption = False) -> 
     commands.config_show(as_json=as_json)
 
 
-@functools.wraps(config_show)
-def _config_show(**kwargs: bool) -> None:
-    raise typer.Exit(_mapped(config_show, **kwargs))
-
-
-config_app.command("show")(_config_show)
+config_app.command("show")(_guarded(config_show))
 
 
 def main() -> None:

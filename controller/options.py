@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from controller import completion
 from controller.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -13,16 +14,29 @@ if TYPE_CHECKING:
 
 HostOption = Annotated[
     str | None,
-    typer.Option("--host", "-H", envvar="CTL_HOST", help="A name or address of hosts.toml, or an ssh alias."),
+    typer.Option(
+        "--host",
+        "-H",
+        envvar="CTL_HOST",
+        help="A name or address of hosts.toml, or an ssh alias.",
+        autocompletion=completion.hosts,
+    ),
 ]
 PlaybookOption = Annotated[
     str | None,
     typer.Option(
-        "--playbook", "-p", envvar="CTL_PLAYBOOK", help="A name below playbooks/, or a path to a .toml file."
+        "--playbook",
+        "-p",
+        envvar="CTL_PLAYBOOK",
+        help="A name below playbooks/, or a path to a .toml file.",
+        autocompletion=completion.playbooks,
     ),
 ]
 RunArgument = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="A run id, or a part of it; default: the last.")
+    str | None,
+    typer.Argument(
+        metavar="[RUN]", help="A run id, or a part of it; default: the last.", autocompletion=completion.runs
+    ),
 ]
 LastOption = Annotated[bool, typer.Option("--last", help="The last launched run.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]

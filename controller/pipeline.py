@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict
 
+from controller import history
 from controller.core import planner
-from controller.core.errors import CtlError, RefusedError, UsageError
+from controller.core.errors import CtlError, LaunchUnknown, RefusedError, UsageError
 from controller.core.model import Host, Overrides, Playbook
 from controller.localdata import LocalData, local_data
 from controller.payload import load_payload
@@ -164,12 +165,30 @@ def launch(intention: Intention, *, sinks: Sequence[Sink] = (), ask: Ask | None 
             # From here on the host may hold the run, whatever happens to us.
             folder.write_local(status="unknown")
             launch_stage.run(ctx, plan, intention.secret_values)
-        except RefusedError:
+        except LaunchUnknown:
+            raise
+        except (CtlError, KeyboardInterrupt):
             folder.write_local(status="refused")
             raise
         folder.write_local(status="launched")
+        _remember(ctx, plan, folder)
         undo.pop_all()
     return run
+
+
+def _remember(ctx: Context, plan: Plan, folder: RunFolder) -> None:
+    entry = history.Entry(
+        run_id=plan["run_id"],
+        host=plan["host"]["name"],
+        name=plan["job"]["name"],
+        created=plan["created"],
+        folder=str(folder.path),
+    )
+    try:
+        history.record(entry)
+    except OSError as error:
+        # The run is on its way: a home folder that cannot be written is worth a word, not a failure.
+        ctx.emit("notice", level="warn", code="history", text=f"not remembered in {history.history_file()}: {error}")
 
 
 def preflight(ctx: Context, intention: Intention) -> preflight_stage.PreflightOutcome:

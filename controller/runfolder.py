@@ -20,6 +20,7 @@ from typing import Any
 from controller.core.errors import UsageError
 from controller.core.events import Event
 from controller.core.suggest import nearest
+from controller.history import entries
 from controller.stages.mirror import LOCAL_EVENTS, Mirror
 from remote_payload.host.protocol import RUN_ID, check_run_id
 
@@ -131,24 +132,27 @@ def list_runs(runs_dir: Path) -> list[RunFolder]:
 def find_run(runs_dir: Path, run_id: str | None) -> RunFolder:
     """Return a run by its id or a unique beginning or end of it; None means the last one that was launched.
 
-    Raises UsageError naming the nearest ids.
+    What is not in `runs_dir` is looked up in the history of this workstation. Raises UsageError naming the nearest
+    ids.
     """
     runs = list_runs(runs_dir)
+    remembered = [RunFolder(Path(entry.folder)) for entry in entries() if Path(entry.folder).is_dir()]
     if run_id is None:
         launched = [run for run in runs if (run.read("local.json") or {}).get("status") in ("launched", "unknown")]
-        if not launched:
+        if not launched and not remembered:
             raise UsageError(
                 "there is no run yet", why=f"no launched run in {runs_dir}", fix="start one with `ctl extract`"
             )
-        return launched[-1]
-    matches = [run for run in runs if run.run_id.startswith(run_id) or run.run_id.endswith(run_id)]
+        return (launched or remembered)[-1]
+    known = {run.run_id: run for run in (*remembered, *runs)}
+    matches = [run for name, run in known.items() if name.startswith(run_id) or name.endswith(run_id)]
     if len(matches) == 1:
         return matches[0]
     if matches:
         raise UsageError(f"{run_id!r} is ambiguous", why=", ".join(run.run_id for run in matches[:5]))
-    close = nearest(run_id, [run.run_id for run in runs])
+    close = nearest(run_id, known)
     raise UsageError(
-        f"no run {run_id!r} in {runs_dir}",
+        f"no run {run_id!r} in {runs_dir}, nor in the history of this workstation",
         why=f"did you mean {close}?" if close else "",
         fix="list runs with `ctl ps --host HOST`; attach from another workstation with `ctl attach RUN --host HOST`",
         code="run-unknown",

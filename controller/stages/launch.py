@@ -16,13 +16,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.core.errors import ConnectionFailed, ConnectionLost, CtlError, LaunchUnknown, RefusedError
-from controller.stages.base import CALL_TIMEOUT_S, Context, host_error
+from controller.stages.base import Context, host_error
 from remote_payload.host.protocol import Confirmation, Plan, pack_frame, parse_confirmation
 
 PATIENCE_S = 120.0
 """For an answer to start, over any number of connections: a Wi-Fi change takes seconds, a sleeping laptop longer."""
 
+START_TIMEOUT_S = 75.0
+"""For one answer: the host itself waits up to 60 s for an earlier start of the same run to be decided."""
+
 RETRY_PAUSE_S = 1.0
+
+_UNDECIDED = frozenset({"start-timeout", "start-busy"})
+"""Answers of the host that say only that the launch is still under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +51,7 @@ def run(
     request = {"nonce": nonce, "workdir": plan["host"]["workdir"]}
     body = json.dumps({"plan": plan, "secrets": dict(secret_values)}).encode()
     try:
-        confirmation = _start(ctx, request, body, nonce, started + patience_s)
-        if confirmation is None:
-            confirmation = _cancel(ctx, plan)
+        confirmation = _settle(ctx, plan, request, body, nonce, started + patience_s)
         _check(confirmation)
     except CtlError as error:
         ctx.emit("stage", name="launch", status="failed", text=error.what)
@@ -57,12 +61,39 @@ def run(
     return LaunchOutcome(confirmation=confirmation, seconds=seconds)
 
 
+def _settle(
+    ctx: Context, plan: Plan, request: dict[str, Any], body: bytes, nonce: str, deadline: float
+) -> Confirmation:
+    """Return the host's word: an answer to the start, or to the cancel that follows when there was none.
+
+    Raises KeyboardInterrupt if the user gave up in time; if the run is held already, it only sets `ctx.cancel`, so
+    that the watch detaches at once.
+    """
+    try:
+        confirmation = _start(ctx, request, body, nonce, deadline)
+    except KeyboardInterrupt:
+        confirmation = _cancel(ctx, plan)
+        if confirmation["outcome"] == "cancelled":
+            raise
+        ctx.cancel.set()
+        return confirmation
+    if confirmation is None:
+        confirmation = _cancel(ctx, plan)
+        if confirmation["outcome"] == "cancelled":
+            raise ConnectionFailed(
+                "the launch was given up, and nothing was started",
+                why="the host did not answer in time; the cancel is on its disk and a late start obeys it",
+                fix="run the same command again",
+            )
+    return confirmation
+
+
 def _start(ctx: Context, request: dict[str, Any], body: bytes, nonce: str, deadline: float) -> Confirmation | None:
     """Repeat the start request until it is answered; None when patience has ended without an answer."""
     frame = pack_frame(request, body)
     while (left := deadline - time.monotonic()) > 0 and not ctx.cancel.is_set():
         try:
-            done = ctx.transport.run(ctx.argv("start"), stdin=frame, timeout=min(CALL_TIMEOUT_S, left + 1))
+            done = ctx.transport.run(ctx.argv("start"), stdin=frame, timeout=min(START_TIMEOUT_S, left + 1))
         except (ConnectionLost, ConnectionFailed) as error:
             ctx.emit("contact", status="reconnecting", text=f"launch not confirmed yet: {error.what}")
             ctx.cancel.wait(RETRY_PAUSE_S)
@@ -70,16 +101,19 @@ def _start(ctx: Context, request: dict[str, Any], body: bytes, nonce: str, deadl
         confirmation = parse_confirmation(done.stdout, nonce)
         if confirmation is not None:
             return confirmation
-        raise host_error("start", done.code, done.stdout, done.stderr)
+        refusal = host_error("start", done.code, done.stdout, done.stderr)
+        if refusal.code not in _UNDECIDED:
+            raise refusal
+        ctx.emit("contact", status="connected", text=f"launch not confirmed yet: {refusal.what}")
     return None
 
 
 def _cancel(ctx: Context, plan: Plan) -> Confirmation:
-    """Deny the launch on the host, or learn that it happened after all."""
+    """Deny the launch on the host ("cancelled"), or learn that it happened after all ("exists")."""
     run_id = plan["run_id"]
     request = {"workdir": plan["host"]["workdir"], "run_id": run_id, "reason": "the controller gave up"}
     try:
-        answer = ctx.call_json("cancel", request)
+        answer = ctx.call_json("cancel", request, timeout=START_TIMEOUT_S)
     except CtlError as error:
         raise LaunchUnknown(
             "the launch could be neither confirmed nor denied",
@@ -87,13 +121,7 @@ def _cancel(ctx: Context, plan: Plan) -> Confirmation:
             fix=f"when the host answers again: `ctl attach {run_id}` (it may be running) or `ctl stop {run_id}`",
             data={"run_id": run_id},
         ) from error
-    if answer["outcome"] == "exists":
-        return Confirmation(nonce="", outcome="exists", run=answer["run"], result=None, detail=None)
-    raise ConnectionFailed(
-        "the launch was given up, and nothing was started",
-        why="the host did not answer in time; the cancel is on its disk and a late start obeys it",
-        fix="run the same command again",
-    )
+    return Confirmation(nonce="", outcome=answer["outcome"], run=answer["run"], result=None, detail=None)
 
 
 def _check(confirmation: Confirmation) -> None:

@@ -27,8 +27,8 @@ _END_REASONS = {
     "limit-exceeded": "stopped: a time limit was exceeded",
     "stopped": "stopped on request",
     "cancelled": "cancelled before it was launched",
-    "lease-busy": "refused: another run holds the GPUs",
-    "lease-dirty": "refused: the GPUs are not proved free",
+    "lease-busy": "refused: another run holds the host",
+    "lease-dirty": "refused: an earlier run is not proved to be over",
     "recheck-failed": "refused: the GPUs were no longer free",
     "clear-changed": "refused: the output folder has changed since it was shown",
     "clear-failed": "refused: the output folder could not be cleared",
@@ -119,14 +119,14 @@ def end_text(end_reason: str) -> str:
 
 
 def gpus_clean_text(end: EndView) -> str:
-    """Return whether the GPUs were left as they were found."""
+    """Return whether the host was left as it was found: no process of the run, GPUs at their baseline."""
     return clean_text(end.gpus_clean)
 
 
 def clean_text(gpus_clean: bool | str | None) -> str:
     """Return the words for `gpus_clean` of a result or summary."""
-    words = {True: "GPUs free again", False: "GPUs are still in use"}
-    return words.get(gpus_clean, "not known whether the GPUs are free")  # type: ignore[arg-type]
+    words = {True: "host left clean", False: "host is not clean yet"}
+    return words.get(gpus_clean, "not known whether the host is clean")  # type: ignore[arg-type]
 
 
 def _decimals(value: float) -> int:

@@ -7,6 +7,7 @@ trusted where torch is broken; it executes nothing that a file holds.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,9 @@ HEADER_LIMIT = 1 << 20
 """Bytes. Our headers hold a few kilobytes; a longer one is not ours or is damaged."""
 
 TEMPORARY_SUFFIX = ".partial"
+
+GROUP_PREFIX = "rows_"
+"""Folders below the output in which a format groups its files are made as they are needed."""
 
 
 class HalfFileError(ValueError):
@@ -143,7 +147,9 @@ def publish(path: str, write: Callable[[Sink], None]) -> tuple[int, str]:
     Raises OSError naming the file; then no part of it is left under any name.
     """
     folder, name = os.path.split(path)
-    os.makedirs(folder, exist_ok=True)  # formats may group their files
+    if os.path.basename(folder).startswith(GROUP_PREFIX) and not os.path.isdir(folder):
+        with contextlib.suppress(FileExistsError):  # another writer's was first
+            os.mkdir(folder)
     temporary = os.path.join(folder, f".{name}{TEMPORARY_SUFFIX}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
     try:

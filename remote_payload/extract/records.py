@@ -65,22 +65,21 @@ def open_source(path: str) -> Source:
     if start.startswith(ARROW_FILE_MAGIC):
         raise ConfigError(f"{path} is a single Arrow file: name the folder that `save_to_disk` wrote")
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text.startswith(b"["):
+    if text.startswith(b"[") and not _is_line(text, list):
         return Source(container="json", records=lambda: _json_array(path))
-    if path.endswith(".json") and text.startswith(b"{") and not _is_object(start):
+    if path.endswith(".json") and text.startswith(b"{") and not _is_line(text, dict):
         return Source(container="json", records=lambda: _json_array(path))
     return Source(container="jsonl", records=lambda: _json_lines(path))
 
 
-def _is_object(start: bytes) -> bool:
-    """Tell whether the first line is an object by itself, or goes on beyond what was read."""
-    line, end, _ = start.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")
-    if not end:
-        return True
+def _is_line(start: bytes, kind: type) -> bool:
+    """Tell whether a file's first line is a JSON value of a kind by itself, with other lines after it."""
+    line, _, rest = start.partition(b"\n")
     try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+        return isinstance(json.loads(line), kind) and (kind is dict or bool(rest.strip()))
+    except (ValueError, RecursionError):
+        # A line that goes on beyond what was read: an object is a record of JSONL, an array is the data set.
+        return kind is dict and not rest
 
 
 # ------------------------------------------------------------------------------------------------ text
@@ -140,6 +139,8 @@ def _json_array(path: str) -> Iterator[Record]:
             raise ConfigError(f"{path} is not JSON after the record at line {line}: an array goes on or ends there")
     if place >= len(text):
         raise ConfigError(f"{path} is cut off: its array does not end")
+    if text[place + 1 :].strip(" \t\r\n}") and text.lstrip().startswith("["):
+        raise ConfigError(f"{path} goes on after its array")
 
 
 def _only_array(path: str, text: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -227,8 +226,3 @@ def engine_arguments(job: Job, settings: CaptureSettings, facts: ModelFacts) -> 
         "dtype": spec["dtype"], "disable_log_stats": True,
     }  # fmt: skip
     return {**defaults, **given, "worker_cls": WORKER, "enable_prefix_caching": False}
-
-
-def run_folder(environ: Mapping[str, str] = os.environ) -> RunPaths:
-    """Return the run folder of this process. Raises KeyError outside a run."""
-    return RunPaths(environ["CTL_RUN_DIR"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.stubhost import StubHost
@@ -83,3 +85,38 @@ def test_a_second_run_is_told_who_holds_the_host(host: StubHost) -> None:
     assert RUN.format(6) in str(caught.value) + str(caught.value.data)
     stop.run(host.context(), RUN.format(6), grace_s=2)
     assert launch.run(host.context(), host.plan(RUN.format(8), "/bin/true"), {}).confirmation["outcome"] == "launched"
+
+
+def test_an_interrupt_before_the_confirmation_starts_nothing(host: StubHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = host.plan(RUN.format(9), *counting_job(host))
+    run = host.transport.run
+
+    def interrupted(argv: Sequence[str], **options: Any) -> Any:
+        if argv[-1] == "start":
+            raise KeyboardInterrupt
+        return run(argv, **options)
+
+    monkeypatch.setattr(host.transport, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        launch.run(host.context(), plan, {})
+    monkeypatch.undo()
+    with pytest.raises(RefusedError, match="cancelled"):
+        launch.run(host.context(), plan, {})
+    assert not (host.workdir / "starts").exists()
+
+
+def test_an_interrupt_after_the_host_holds_the_run_detaches(host: StubHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = host.plan(RUN.format(9), *counting_job(host))
+    run = host.transport.run
+
+    def interrupted(argv: Sequence[str], **options: Any) -> Any:
+        answer = run(argv, **options)
+        if argv[-1] == "start":
+            raise KeyboardInterrupt
+        return answer
+
+    monkeypatch.setattr(host.transport, "run", interrupted)
+    ctx = host.context()
+    assert launch.run(ctx, plan, {}).confirmation["outcome"] == "exists"
+    assert ctx.cancel.is_set()
+    assert starts(host) == 1

@@ -141,7 +141,7 @@ def test_a_summary_shows_the_proof() -> None:
     assert "730,000 tokens, 41.0 GiB; 5,371 tokens/s, 286 MiB/s" in paper.text
     assert "tokens x 4 x 7168, bfloat16, speculators" in paper.text
     assert "push 0.5 s, load 8 min 32 s" in paper.text
-    assert "not known whether the GPUs are free" in paper.text
+    assert "not known whether the host is clean" in paper.text
     (row,) = [line for line in paper.lines if line.startswith("  61")]
     assert row.split() == ["61", "-", "1880", "3", "0", "0"]
 
@@ -149,7 +149,7 @@ def test_a_summary_shows_the_proof() -> None:
 def test_the_summary_of_another_kind_of_run_needs_no_samples() -> None:
     paper = Paper()
     print_summary(paper.console, {"run_id": RUN, "end_reason": "succeeded", "gpus_clean": True})
-    assert paper.lines == [f"✓ run {RUN}: succeeded", "  after       GPUs free again"]
+    assert paper.lines == [f"✓ run {RUN}: succeeded", "  after       host left clean"]
 
 
 def test_ps_lists_the_newest_first() -> None:
@@ -219,7 +219,7 @@ def test_a_stop_names_what_is_left() -> None:
     )
     assert paper.lines == [
         f"! run {RUN}: stopped on request",
-        "  after TERM; GPUs are still in use; killed by force: 2",
+        "  after TERM; host is not clean yet; killed by force: 2",
         "  left: path /dev/shm/x, why busy",
     ]
 

@@ -1,0 +1,73 @@
+"""The texts behind `ctl help TOPIC`: what belongs to no single verb."""
+
+from __future__ import annotations
+
+TOPICS: dict[str, str] = {
+    "exit-codes": """\
+Exit codes
+
+    0    ok
+    1    unexpected: a defect of ctl, or a command of its own that failed on the host
+    2    usage or configuration
+    3    refused: preflight, a lease held by somebody else, or an output that is not what was shown
+    4    cannot connect, or the host's key or ours was not accepted
+    8    detached: the run goes on
+    9    unknown: the launch could be neither confirmed nor denied
+    100  the job failed
+    103  the job was stopped
+    130  interrupted before anything was launched
+
+0 to 9 speak of ctl, 100 and more of the job.
+""",
+    "environment": """\
+Environment
+
+    CTL_HOST       the host, when no --host is given
+    CTL_PLAYBOOK   the playbook, when no --playbook is given
+    CTL_RUNS_DIR   where run folders are kept (default: ./ctl-runs)
+    CTL_CONFIG     the project's hosts.toml, instead of the nearest one upwards
+    NO_COLOR       no colour; TERM=dumb and CI also mean plain lines instead of the live view
+    XDG_CONFIG_HOME/ctl/hosts.toml, XDG_CONFIG_HOME/ctl/playbooks    your own hosts and playbooks
+    XDG_STATE_HOME/ctl/history.jsonl                                 every run launched from here
+
+A flag beats the environment, the environment the project's file, that your own, and that the shipped one:
+`ctl config show` prints the origin of every value.
+
+In the job, ctl sets CTL_RUN_ID, CTL_RUN_DIR, CTL_HOST, SPT_NOENV, PYTHONUNBUFFERED, VLLM_PROCESS_NAME_PREFIX and
+puts its payload first in PYTHONPATH.
+""",
+    "json": """\
+JSON
+
+--json prints exactly one document on stdout; progress stays on stderr. Every document has `schema_version`.
+An error is a document too: {"schema_version": 1, "error": {"code", "what", "why", "fix", "data"?}}, with the same
+exit code as without --json. `--progress json` prints every event as a line on stderr.
+
+`extract`, `run`, `attach` and `summary` print the run's summary:
+
+    kind, run_id, state, end_reason, hosts      what it was and how it ended
+    gpus_clean                                  true, false or "unknown": measured after the end
+    problems [{code, what, fix, traceback?}]    empty for a success
+    timings {push_s, preflight_s, load_s, ...}  seconds
+    versions                                    of Python, torch, vLLM on the host
+    samples {expected, written, skipped, failed, missing}, tokens, bytes, tokens_per_s, bytes_per_s
+    boundaries, states [{boundary, norm_mean, norm_max, nan, inf, zero_rows}], shape {hidden, states, dtype}
+    format, model, num_layers                   extraction only, like the two lines above
+
+`stop`, `ps`, `preflight`, `plan`, `hosts` and `config show` have documents of their own, with the fields that their
+tables show.
+""",
+    "boundaries": """\
+Boundaries
+
+Boundary b is the state after b decoder layers: 0 is the embeddings, N (the number of layers) the last layer's
+output before the final norm.
+
+    tokens -> embedding -o-> layer 1 -o-> layer 2 -o-> ... -o-> layer N -o-> final norm -> lm_head
+                         0            1            2        N-1          N
+
+`boundaries = "eagle3"` means [2, N//2, N-3, N]; for Kimi-K2.5 (N = 61) that is 2, 30, 58, 61. Other systems count
+differently: SpecForge, TorchSpec, AngelSlim and speculators 0.3 number a layer's output, so their id k is boundary
+k + 1; vLLM and speculators from 0.5 on use the boundary itself. Every sample file says which boundaries it holds.
+""",
+}

@@ -1,0 +1,111 @@
+"""The command line itself: help, topics, completion, typos, errors as JSON; nothing here needs a host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from controller.topics import TOPICS
+from tools.make_reference import TARGET, reference
+
+HOSTS = """
+schema = 1
+[hosts.gpu1]
+address = "gpu1.example"
+python = "/opt/vllm/bin/python"
+workdir = "/root/ctl"
+output_roots = ["/data/out"]
+gpus = 8
+env = { HF_TOKEN = "hf_hush" }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "hosts.toml").write_text(HOSTS)
+    (tmp_path / "ctl-runs" / "20260101-000000-abcdef").mkdir(parents=True)
+    return tmp_path
+
+
+def ctl(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(Path(__file__).parents[1])}
+    return subprocess.run(
+        [sys.executable, "-m", "controller", *words], cwd=folder, env={**environment, **env}, text=True,
+        capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def complete(folder: Path, line: str) -> list[str]:
+    words = line.split(" ")
+    done = ctl(folder, _CTL_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("ctl pre", ["preflight"]),
+        ("ctl ps --host gp", ["gpu1"]),
+        ("ctl plan --host gpu1 --playbook eagle", ["eagle3-kimi-k2.5"]),
+        ("ctl attach ", ["20260101-000000-abcdef"]),
+        ("ctl help exit", ["exit-codes"]),
+    ],
+)
+def test_shells_complete_verbs_hosts_playbooks_runs_and_topics(folder: Path, line: str, words: list[str]) -> None:
+    assert complete(folder, line) == words
+
+
+def test_a_broken_configuration_completes_nothing_and_says_nothing(folder: Path) -> None:
+    (folder / "hosts.toml").write_text("schema = ")
+    assert complete(folder, "ctl ps --host ") == []
+
+
+def test_a_typo_is_answered_with_the_nearest_verb(folder: Path) -> None:
+    done = ctl(folder, "extrct")
+    assert done.returncode == 2
+    assert "'extract'" in done.stderr
+
+
+@pytest.mark.parametrize("topic", sorted(TOPICS))
+def test_topics_are_printed_whole(folder: Path, topic: str) -> None:
+    done = ctl(folder, "help", topic)
+    assert (done.returncode, done.stdout) == (0, TOPICS[topic])
+
+
+def test_an_error_is_a_document_with_json(folder: Path) -> None:
+    done = ctl(folder, "plan", "--host", "gpu2", "--json")
+    assert done.returncode == 2
+    document = json.loads(done.stdout)
+    assert document["schema_version"] == 1
+    assert document["error"]["code"] == "unknown-host"
+    assert "gpu1" in document["error"]["fix"]
+
+
+def test_a_plan_shows_no_secret_and_connects_nowhere(folder: Path) -> None:
+    words = ["plan", "--host", "gpu1", "--playbook", "eagle3-kimi-k2.5", "--output", "/data/out/k"]
+    for form in ([], ["--json"]):
+        done = ctl(folder, *words, *form)
+        assert done.returncode == 0, done.stderr
+        assert "HF_TOKEN" in done.stdout
+        assert "hush" not in done.stdout + done.stderr
+    document = json.loads(done.stdout)
+    assert document["environment"]["HF_TOKEN"] == "***"
+    assert document["capture"]["boundaries"] == [2, 30, 58, 61]
+    assert not (folder / ".ssh").exists()
+
+
+def test_the_exit_codes_of_the_topic_are_those_of_the_code() -> None:
+    from controller.core.errors import ExitCode
+
+    listed = {int(line.split()[0]) for line in TOPICS["exit-codes"].splitlines() if line[:8].strip().isdigit()}
+    assert listed == {code.value for code in ExitCode}
+
+
+def test_the_reference_page_is_what_the_code_says() -> None:
+    assert TARGET.read_text() == reference(), "run: python tools/make_reference.py"
