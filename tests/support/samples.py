@@ -58,6 +58,7 @@ def make_sample(
         scales=scales.numpy().data.cast("B") if scales is not None else None, metadata=metadata,
     )  # fmt: skip
     name = layout.file_name(index)
+    folder.mkdir(parents=True, exist_ok=True)
     size, sha256 = publish(str(folder / name), lambda sink: layout.write(data, sink))
     line = {
         "index": index, "file": name, "tokens": tokens, "bytes": size, "sha256": sha256,
