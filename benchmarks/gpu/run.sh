@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Run the GPU benchmarks on a bare machine with NVIDIA GPUs, Python 3.12, torch 2.11 (CUDA 13) and transformers.
+# Usage: run.sh [--bundle FILE] PART ...     PART: right product fast, or "NAME:ARGUMENTS", as in "fast:--tp 2"
+#   --bundle  the concatenated part0..part4 of pack.sh; unpacked once. tools.tgz must be unpacked beside this checkout.
+# Results: $OUT/*.json, $OUT/logs.tgz (logs, run folders, nvidia-smi); default $OUT: /tmp/ctl-gpu/out.
+# It changes the machine: a .pth file for the vLLM bundle, a user `sshd`, /run/sshd. Use a machine of your own.
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+repo=$(cd "$here/../.." && pwd)
+carried=$(dirname "$repo") # ssh/ and ctlsite/ of tools.tgz
+export BENCH_ROOT=${BENCH_ROOT:-/tmp/ctl-gpu} OUT=${OUT:-/tmp/ctl-gpu/out} PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
+part_limit_s=${PART_LIMIT_S:-300}
+mkdir -p "$OUT" "$BENCH_ROOT"
+cd "$repo" # `python -m` looks in the current folder first: another checkout there would be measured instead
+
+if [ "${1:-}" = --bundle ]; then
+  site=$BENCH_ROOT/site
+  if [ ! -d "$site/vllm" ]; then
+    mkdir -p "$site" && tar -xzf "$2" -C "$site"
+    # The job's Python must find the bundle without an environment variable, as an installed vLLM is found.
+    packages=$(python3 -c 'import site; print(site.getsitepackages()[0])')
+    echo "import sys; sys.path.insert(1, '$site')" >"$packages/ctl-gpu-bundle.pth"
+  fi
+  shift 2
+fi
+if [ -d "$carried/ssh" ]; then
+  export PATH="$carried/ssh/bin:$PATH"
+  getent passwd sshd >/dev/null || echo 'sshd:x:74:74::/run/sshd:/usr/sbin/nologin' >>/etc/passwd
+  sed -i 's/^root:!/root:*/' /etc/shadow # without PAM, sshd takes a locked password for a locked account
+  mkdir -p /run/sshd
+fi
+export CTL_PYTHONPATH="$carried/ctlsite:$repo" PYTHONPATH="$here:$repo:$repo/tests"
+
+status=0
+for part in "$@"; do
+  name=${part%%:*}
+  arguments=()
+  case $part in *:*) read -ra arguments <<<"${part#*:}" ;; esac
+  echo "== $part ($(date +%T))"
+  started=$SECONDS
+  timeout -k 60 "$part_limit_s" python3 "$here/$name.py" "${arguments[@]}" || { status=1; echo "== $part FAILED"; }
+  echo "== $part took $((SECONDS - started)) s"
+  rm -rf /dev/shm/ctl-gpu
+done
+tar -C "$OUT" -czf "$OUT/logs.tgz" $(cd "$OUT" && ls -d logs runs smi 2>/dev/null)
+rm -rf "$OUT/logs" "$OUT/runs" "$OUT/smi"
+exit $status
