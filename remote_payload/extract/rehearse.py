@@ -139,7 +139,7 @@ class Rehearsal:
         engine = {**spec["engine"], **({"load_format": "dummy"} if dummy else {})}
         extract = {
             **spec, "model": model, "revision": None, "output": output, "engine": engine, "max_samples": few,
-            "boundaries": cut_boundaries(wanted, full.layers, small.layers), "canary": True,
+            "shard": [1, 1], "boundaries": cut_boundaries(wanted, full.layers, small.layers), "canary": True,
         }  # fmt: skip
         owned = {"path": output, "root": self._scratch, "stale": "fail", "adopt": False}
         return {**self._plan, "extract": extract, "job": {**self._plan["job"], "outputs": [owned]}}

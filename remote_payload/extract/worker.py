@@ -24,7 +24,7 @@ import torch
 import vllm
 from vllm.platforms import current_platform
 
-from remote_payload.extract import rotary, versions
+from remote_payload.extract import identity, rotary, versions
 from remote_payload.extract.canary_rank import REFERENCE, Answers, CanaryRank, Head, final_norm
 from remote_payload.extract.collect import Collector, Request, Step, row_offsets
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
@@ -36,8 +36,11 @@ from remote_payload.extract.pool import DEFAULT_BUFFER_BYTES
 from remote_payload.extract.settings import CONFIG_KEY, CaptureSettings, load_job
 from remote_payload.extract.store import Buffer, SampleStore
 from remote_payload.host.journal import EventWriter, Journal
+from remote_payload.host.protocol import layer_ids
 
 Base: Any = versions.worker_class(current_platform.is_cpu())
+
+TORCH_NAMES = {"fp8": "float8_e4m3fn"}
 
 CONVENTION = (
     "boundary b = decoder layers completed: 0 = embeddings, num_layers = after the last, before the final norm"
@@ -67,6 +70,7 @@ class CaptureWorker(Base):
         self._probing: str | None = None
         self._restarted = 0
         self._probe = Probe()
+        self._identity: dict[str, str] = {}
         self._canary = CanaryRank(self._settings)
         self._repairs: list[str] = []
         self._step_checked = False
@@ -146,10 +150,10 @@ class CaptureWorker(Base):
     # ------------------------------------------------------------- called by the driver, by name
 
     def ctl_facts(self) -> dict[str, Any]:
+        self._identity = identity.resolved(self.vllm_config, self.model_runner, self._model)
         return {
             "rank": self.rank, "native": self._native is not None, "compiled": not self._eager.always,
-            "repairs": self._repairs,
-            "row_bytes": self._store.row_bytes,
+            "identity": self._identity, "repairs": self._repairs, "row_bytes": self._store.row_bytes,
         }  # fmt: skip
 
     def ctl_probe(self, kind: str) -> None:
@@ -312,12 +316,14 @@ class CaptureWorker(Base):
 
     def _make_store(self, hidden: int) -> SampleStore:
         spec, name = self._job.spec, self._settings.store_dtype
+        self._form = format_named(spec["format"])
+        self._layer_ids = layer_ids(self._settings.boundaries, self._form.convention)
         return SampleStore(
             output=spec["output"],
-            form=format_named(spec["format"]),
+            form=self._form,
             boundaries=self._settings.boundaries,
             hidden=hidden,
-            dtype=self.model_config.dtype if name == "auto" else getattr(torch, name),
+            dtype=self.model_config.dtype if name == "auto" else getattr(torch, TORCH_NAMES.get(name, name)),
             device=self.device,
             # The output's own ledger first: a line in the run's ledger promises that a later run finds the file.
             ledgers=[
@@ -336,6 +342,8 @@ class CaptureWorker(Base):
             "final_norm": json.dumps(settings.final_norm), "model": spec["model"],
             "revision": spec["revision"] or "", "vllm_version": vllm.__version__, "run_id": self._job.run_id,
             "token_sha256": digest, "capture_path": self._path, "states": json.dumps(states),
+            "layer_ids": json.dumps(self._layer_ids), "layer_convention": self._form.convention,
+            "engine_key": identity.engine_key(spec), **self._identity,
         }  # fmt: skip
         if buffer.loss_spans is not None:
             described["loss_spans"] = json.dumps(buffer.loss_spans)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import faults, reference
+from support import consumers, faults, reference
 from support.extraction import REPOSITORY, Run, execute, make_run, write_lines
 
 from tools import tiny_models
@@ -17,6 +18,15 @@ MAX_LENGTH = 300
 ALL = list(range(tiny_models.LAYERS + 1))
 COMPILED = {"VLLM_CPU_CI_ENV": "1"}
 """vLLM traces the model into a graph as always, but skips the minute of C++ compilation."""
+
+
+@pytest.fixture(scope="session")
+def columns() -> Iterator[None]:
+    """pyarrow, which the project's own environment need not have, for the rest of the session."""
+    path = str(consumers.install("columns"))
+    sys.path.append(path)
+    yield
+    sys.path.remove(path)
 
 
 @pytest.fixture(scope="session")

@@ -120,7 +120,7 @@ def test_a_whole_run_verifies(kimi_native: Run) -> None:
     [
         ({"boundaries": [2, 9]}, "boundaries [9] are outside 0..8"),
         ({"boundaries": [2, 2]}, "name [2] twice"),
-        ({"format": "modelopt"}, "supported: speculators"),
+        ({"format": "hdf5"}, "supported: speculators"),
         ({"engine": {"pipeline_parallel_size": 2}}, "pipeline_parallel_size"),
         ({"capture": "native", "boundaries": [0, 8]}, "boundary 0"),
         ({"data": "absent.jsonl"}, "cannot read the data set absent.jsonl"),

@@ -58,8 +58,10 @@ def make_run(folder: Path, **extract: Any) -> Run:
     run.mkdir(parents=True, exist_ok=True)
     spec = {
         "model": "model", "revision": None, "trust_remote_code": False, "dtype": "float32", "data": "data.jsonl",
-        "data_kind": "auto", "max_samples": None, "max_seq_len": 512, "boundaries": "eagle3", "final_norm": False,
+        "data_kind": "auto", "max_samples": None, "max_seq_len": 512, "over_long": "truncate", "shard": [1, 1],
+        "boundaries": "eagle3", "final_norm": False,
         "store_dtype": "auto", "output": str(output), "format": "speculators", "capture": "auto", "engine": {},
+        "buffer_bytes": 4 << 30, "rehearse": "never",
         # Two canaries take some 10 s on a busy machine: only runs that show something about them have them.
         "canary": False, **extract,
     }  # fmt: skip
