@@ -17,7 +17,7 @@ from controller.core.intention import describe
 from controller.core.model import Overrides
 from controller.pipeline import Intention
 from controller.run import Run, exit_code
-from controller.runfolder import find_run
+from controller.runfolder import ALREADY_WATCHED, find_run
 from controller.stages import data as data_stage
 from controller.ui.clean import text as cleaned
 from controller.ui.stream import choose_view
@@ -72,7 +72,8 @@ def show_plan(intention: Intention, *, as_json: bool) -> None:
 
 
 def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress: str, as_json: bool) -> ExitCode:
-    view = choose_view(sys.stderr, os.environ, progress)
+    # A command's output is what its user wants to see; an extraction's log is vLLM's, and kept for `ctl logs`.
+    view = choose_view(sys.stderr, os.environ, progress, show_log=intention.plan["job"]["kind"] == "command")
     with ExitStack() as stack:
         stack.enter_context(view)
         sink = ViewSink(
@@ -184,7 +185,7 @@ def _confirm_clear(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mappin
 def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool) -> ExitCode:
     with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
         outcome = run.stop(grace_s=grace_s)
-        run.watch(follow=False)
+        _copy_what_is_new(run)
     record = {
         "schema_version": 1, "run_id": run.id, "state": outcome.state, "end_reason": outcome.end_reason,
         "gpus_clean": outcome.gpus_clean, "killed": outcome.killed, "leftovers": outcome.leftovers,
@@ -221,7 +222,7 @@ def logs(run_id: str | None, host: str | None, *, follow: bool, tail: int | None
                 return ExitCode.DETACHED
             return ExitCode.OK if outcome.ended else ExitCode.DETACHED
         if not run.ended:
-            run.watch(follow=False)
+            _copy_what_is_new(run)
         pieces: Iterable[bytes]
         if problem:
             place, pieces = diagnosis.problem_lines(run.folder)
@@ -232,6 +233,15 @@ def logs(run_id: str | None, host: str | None, *, follow: bool, tail: int | None
             raw.write(piece)
         raw.flush()
     return ExitCode.OK
+
+
+def _copy_what_is_new(run: Run) -> None:
+    """Bring the local copy up to date, unless another process of this workstation does so all the time."""
+    try:
+        run.watch(follow=False)
+    except UsageError as error:
+        if error.code != ALREADY_WATCHED:
+            raise
 
 
 def _last_lines(run: Run, count: int) -> bytes:
@@ -256,7 +266,7 @@ def _last_lines(run: Run, count: int) -> bytes:
 def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
     with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
         if run.summary is None:
-            run.watch(follow=False)
+            _copy_what_is_new(run)
         document = run.summary
         if document is None:
             raise UsageError(
@@ -268,10 +278,12 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
     if as_json:
         _print_json(document)
     else:
-        from controller.ui.errors import print_triage
+        from controller.ui.errors import print_problems, print_triage
         from controller.ui.tables import print_summary
 
         print_summary(out_console(), document)
+        if document.get("problems"):
+            print_problems(document["problems"], run.folder.path / "log", out_console())
         if document["triage"]:
             print_triage(document["triage"], run.folder.path / "log", out_console())
     return ExitCode.OK

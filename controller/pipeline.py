@@ -310,6 +310,13 @@ def open_run(
             raise
         return _adopt_run(workspace, run_id, workspace.config.host(host), sinks, ask)
     plan = load_plan(folder)
+    if (folder.read("local.json") or {}).get("status") in ("planned", "refused"):
+        raise UsageError(
+            f"run {folder.run_id} was never launched",
+            why=f"it was refused or given up before; what was seen is in {folder.path}/events",
+            fix="see `ctl preflight`, then start a new one",
+            code="not-launched",
+        )
     record = (folder.read("local.json") or {}).get("host")
     if plan is None or record is None:
         raise UsageError(

@@ -29,6 +29,9 @@ from remote_payload.host.protocol import RUN_ID, check_run_id
 
 LOCAL_SCHEMA = 1
 
+ALREADY_WATCHED = "already-watched"
+"""Code of the error that another process mirrors into the same folder."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
@@ -86,8 +89,8 @@ class RunFolder:
                 raise UsageError(
                     f"run {self.run_id} is being watched from here already",
                     why=f"process {lock.read().strip() or 'unknown'} copies it into {self.path}",
-                    fix=f"read along with `ctl logs {self.run_id}`, or detach the other one with Ctrl-C",
-                    code="already-watched",
+                    fix=f"read its log with `ctl logs {self.run_id}`, or detach the other one with Ctrl-C",
+                    code=ALREADY_WATCHED,
                 ) from None
             lock.truncate(0)
             lock.write(str(os.getpid()))
@@ -156,11 +159,15 @@ def find_run(runs_dir: Path, run_id: str | None) -> RunFolder:
     remembered = [RunFolder(Path(entry.folder)) for entry in entries() if Path(entry.folder).is_dir()]
     if run_id is None:
         launched = [run for run in runs if (run.read("local.json") or {}).get("status") in ("launched", "unknown")]
-        if not launched and not remembered:
-            raise UsageError(
-                "there is no run yet", why=f"no launched run in {runs_dir}", fix="start one with `ctl extract`"
-            )
-        return (launched or remembered)[-1]
+        if launched:
+            return launched[-1]
+        # A run of another project is never meant by "the last": it has to be named.
+        elsewhere = [f"{run.run_id} ({run.path})" for run in remembered[-3:]]
+        raise UsageError(
+            "there is no run of this folder yet",
+            why=f"no launched run in {runs_dir}" + (f"; elsewhere: {', '.join(elsewhere)}" if elsewhere else ""),
+            fix="name a run by its id" if elsewhere else "start one with `ctl extract`",
+        )
     known = {run.run_id: run for run in (*remembered, *runs)}
     matches = [run for name, run in known.items() if name.startswith(run_id) or name.endswith(run_id)]
     if len(matches) == 1:

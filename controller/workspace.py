@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from controller.core.config import Config, build, settings
+from controller.core.config import BUILT_IN, Config, build, settings
 from controller.core.errors import ConfigError, UsageError
 from controller.core.model import Host, Playbook, Secret
 from controller.core.playbook import parse_playbook
@@ -36,14 +36,21 @@ class Workspace:
 
     config: Config
     cwd: Path
+    project: Path | None
+    """The hosts.toml found upwards from the current folder; None if there is none, or CTL_CONFIG named one."""
     playbook_folders: tuple[Path, ...]
     """In the order of precedence; some may not exist."""
     environ: Mapping[str, str]
 
     @property
     def runs_dir(self) -> Path:
-        """Absolute path of the folder that holds the run folders; it may not exist yet."""
-        return self.cwd / _expand(self.config.settings["runs_dir"].value, self.environ)
+        """Absolute path of the folder that holds the run folders; it may not exist yet.
+
+        Unless it was set, it lies beside the project's hosts.toml, so that it is the same from every subfolder.
+        """
+        setting = self.config.settings["runs_dir"]
+        base = self.project.parent if self.project is not None and setting.origin == BUILT_IN else self.cwd
+        return base / _expand(setting.value, self.environ)
 
     @cached_property
     def playbooks(self) -> Mapping[str, Path]:
@@ -138,8 +145,15 @@ def load_workspace(
         home=str(_home(environ)),
         ssh_patterns=tuple(ssh_patterns(_home(environ))),
     )
-    folders = [path.parent / "playbooks" for path in (project, user, shipped) if path is not None]
-    return Workspace(config=config, cwd=cwd, playbook_folders=tuple(dict.fromkeys(folders)), environ=environ)
+    nearest = [cwd / "playbooks"] if project is None else []
+    folders = [*nearest, *(path.parent / "playbooks" for path in (project, user, shipped) if path is not None)]
+    return Workspace(
+        config=config,
+        cwd=cwd,
+        project=None if chosen else project,
+        playbook_folders=tuple(dict.fromkeys(folders)),
+        environ=environ,
+    )
 
 
 def shipped_folder() -> Path:

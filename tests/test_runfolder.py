@@ -55,7 +55,9 @@ def test_a_run_is_found_from_another_folder_by_the_history(runs: Path, tmp_path:
     with history.history_file().open("a") as stream:
         stream.write('{"cut off')
     assert find_run(tmp_path / "elsewhere", "aaaaaa").path == runs / OLD
-    assert find_run(tmp_path / "elsewhere", None).path == runs / OLD
+    with pytest.raises(UsageError, match="no run of this folder") as caught:
+        find_run(tmp_path / "elsewhere", None)  # the last run of another project is never meant
+    assert OLD in caught.value.why
 
 
 def test_two_processes_do_not_copy_into_one_folder(runs: Path) -> None:

@@ -106,8 +106,10 @@ def test_unreadable_text_is_a_config_error(home: Path) -> None:
         workspace(home)
 
 
-def test_runs_folder_is_below_the_current_one_unless_set(home: Path) -> None:
+def test_runs_folder_is_beside_the_projects_file_unless_set(home: Path) -> None:
     assert workspace(home).runs_dir == home / "project/deep/ctl-runs"
+    write(home / "project/hosts.toml", "schema = 1\n")
+    assert workspace(home).runs_dir == home / "project/ctl-runs"
     assert workspace(home, CTL_RUNS_DIR="~/runs").runs_dir == home / "runs"
     assert workspace(home, CTL_RUNS_DIR="/abs").runs_dir == Path("/abs")
 

@@ -97,13 +97,16 @@ playbook = "demo"
         return {**self._folders(), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
     def sshd_pid(self) -> int | None:
-        """Return the pid of this demo's sshd if it lives; its command line must name our configuration."""
+        """Return the pid of this demo's sshd if it lives; its command line must name our configuration.
+
+        OpenSSH rewrites its command line into one text, so the path is looked for inside it.
+        """
         try:
             pid = int((self.ssh / "sshd.pid").read_text())
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError, ValueError):
             return None
-        return pid if str(self.ssh / "sshd_config").encode() in words else None
+        return pid if str(self.ssh / "sshd_config").encode() in command else None
 
     def stop_sshd(self) -> bool:
         """Stop this demo's sshd; False if there was none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from controller.core.finding import Finding, age, failed, passed, section, size, some, warned
@@ -59,16 +59,27 @@ def check_processes(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
             why=_who(record, report),
             fix=_how_to_end(record, report),
         )
-    for record in found["vllm"]:
-        yield warned(
-            "vllm-process",
-            f"a vLLM process without GPU memory runs: {record['pid']}",
-            why=_who(record, report),
-            fix=_how_to_end(record, report),
-        )
+    yield from _check_vllm(found["vllm"], report)
     if found["compute"] is not None and not holders and not found["vllm"]:
         yield passed(
             "processes", "no compute process on the GPUs, none left by vLLM" if uuids else "none left by vLLM"
+        )
+
+
+def _check_vllm(records: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> Iterator[Finding]:
+    """One finding for each run whose processes are there, and one for all that belong to none."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for record in records:
+        groups.setdefault(record["run_id"] or "", []).append(record)
+    for run_id, group in groups.items():
+        pids = some([str(record["pid"]) for record in group])
+        noun = "process" if len(group) == 1 else "processes"
+        whose = f"of run {run_id}" if run_id else "of no run of ctl"
+        yield warned(
+            "vllm-process",
+            f"{len(group)} vLLM {noun} {whose} without GPU memory: {pids}",
+            why=_who(group[0], report),
+            fix=f"see what it is: `ps -fp {group[0]['pid']}`" if not run_id else _how_to_end(group[0], report),
         )
 
 

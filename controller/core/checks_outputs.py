@@ -80,10 +80,12 @@ def _stale(listing: Mapping[str, Any], report: Mapping[str, Any], plan: Plan) ->
             why=f"{_whose(listing, report)}; {_examples(listing)}",
             fix="add `--stale resume` to go on, `--stale clear` to delete them, `--stale quarantine` to move them",
         )
+    others = listing.get("others") or []
     if stale is Stale.CLEAR:
+        strange = f", also what no extraction writes: {some(others)}" if others else ""
         return warned(
             "output-clear",
-            f"{_amount(listing)} in {path} will be deleted",
+            f"{_amount(listing)} in {path} will be deleted{strange}",
             why=f"{_whose(listing, report)}; {_examples(listing)}",
             fix="to keep them: `--stale quarantine`",
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.core.errors import CtlError
+from controller.core.events import parse_event
 from controller.private import private, write_private
 from remote_payload.host.protocol import LOG_GAPS, MIRRORED_DOCUMENTS, MIRRORED_STREAMS
 
@@ -67,14 +68,19 @@ class Mirror:
         os.replace(temporary, self.folder / name)
 
     def replay(self, *, on_event_line: Callable[[bytes], None], on_log: Callable[[bytes], None]) -> dict[str, bytes]:
-        """Hand out what is held already; return the unfinished last line of each event file."""
-        rests = {}
+        """Hand out what is held already, the events by time; return the unfinished last line of each event file."""
+        rests: dict[str, bytes] = {}
+        events: list[tuple[float, bytes]] = []
         for name in self.cursor():
             path = self.folder / name
             if name.startswith("events/"):
                 *lines, rests[name] = path.read_bytes().split(b"\n")
+                latest = 0.0
                 for line in lines:
-                    on_event_line(line)
+                    latest = max(latest, _time_of(line))  # a clock that was set back does not reorder a writer
+                    events.append((latest, line))
+        for _, line in sorted(events, key=lambda each: each[0]):
+            on_event_line(line)
         for part in self.log_parts():
             for block in read_part(part):
                 on_log(block)
@@ -163,3 +169,8 @@ def _sha256(path: Path) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _time_of(line: bytes) -> float:
+    event = parse_event(line)
+    return event.t if event is not None else 0.0

@@ -59,8 +59,10 @@ class View(Protocol):
     ) -> None: ...
 
 
-def choose_view(stderr: TextIO, environ: Mapping[str, str], progress: str = "auto") -> View:
-    """Return the view for `progress`: auto, plain, json or none.
+def choose_view(
+    stderr: TextIO, environ: Mapping[str, str], progress: str = "auto", *, show_log: bool = False
+) -> View:
+    """Return the view for `progress`: auto, plain, json or none. `show_log`: plain lines hold the job's output too.
 
     auto is the dashboard only where stderr is a terminal that can move its cursor and nobody claims to be CI; stdout
     does not matter, so that `ctl ... | tee` stays alive. Raises UsageError for another word.
@@ -80,7 +82,7 @@ def choose_view(stderr: TextIO, environ: Mapping[str, str], progress: str = "aut
         from controller.ui.live import LiveView  # heavy, and only wanted on a terminal
 
         return LiveView()
-    return PlainView(stderr)
+    return PlainView(stderr, show_log=show_log)
 
 
 class SilentView:
@@ -116,12 +118,18 @@ class JsonView(SilentView):
 
 
 class PlainView(SilentView):
-    """One line a change, and a heartbeat; log lines stay in the run folder."""
+    """One line a change, and a heartbeat; log lines stay in the run folder unless `show_log`."""
 
     def __init__(
-        self, stream: TextIO, *, clock: Callable[[], float] = time.time, heartbeat_s: float = HEARTBEAT_S
+        self,
+        stream: TextIO,
+        *,
+        clock: Callable[[], float] = time.time,
+        heartbeat_s: float = HEARTBEAT_S,
+        show_log: bool = False,
     ) -> None:
         self._stream = stream
+        self._show_log = show_log
         self._clock = clock
         self._heartbeat_s = heartbeat_s
         self._lock = threading.Lock()
@@ -152,6 +160,9 @@ class PlainView(SilentView):
     def log(self, lines: Sequence[LogLine]) -> None:
         if lines:
             self._last_output = self._clock()
+        if self._show_log:
+            with self._lock:
+                self._print([f"| {clean(line.raw)}" for line in lines if not line.partial])
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -169,7 +169,18 @@ def print_ps(console: Console, host: str, listed: Mapping[str, Any], *, now: flo
             )
         _print(console, table)
     for lease in listed.get("leases") or ():
-        _print(console, Text.assemble(("lease ", "dim"), clean(_inline(lease))))
+        _print(console, Text.assemble(("lease ", "dim"), clean(_lease(lease))))
+
+
+def _lease(lease: Mapping[str, Any]) -> str:
+    """Say who holds what, in one line; the whole record is in the JSON."""
+    if not lease.get("run_id"):
+        return _inline(lease)
+    process = lease.get("process") or {}
+    words = f"{lease.get('resource')}: {lease.get('state')} by run {lease['run_id']} of {lease.get('user')}"
+    beat = lease.get("heartbeat_age_s")
+    heard = f", heard from {beat:g} s ago" if isinstance(beat, int | float) else ""
+    return f"{words}, since {lease.get('since')}, process {process.get('pid')} ({lease.get('alive')}){heard}"
 
 
 def print_hosts(console: Console, hosts: Sequence[Mapping[str, Any]]) -> None:
@@ -232,6 +243,8 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     kept = summary.get("kept")
     if isinstance(kept, Mapping) and kept.get("files"):
         yield "kept", Text(f"{count_text(kept['files'])} of an earlier run, {bytes_text(kept.get('bytes'))}")
+    for path in summary.get("outputs") or ():
+        yield "output", text(path)
     shape = summary.get("shape")
     if isinstance(shape, Mapping):
         form = f"tokens x {shape.get('states')} x {shape.get('hidden')}, {clean(shape.get('dtype'))}"

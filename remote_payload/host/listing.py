@@ -13,7 +13,7 @@ import stat
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
 
 from remote_payload.host.guard import DIRECTORY_FLAGS, Place, Problem, Refused, open_output, same_mount
-from remote_payload.host.protocol import OUTPUT_MANIFEST, OWNER_MARKER
+from remote_payload.host.protocol import OUTPUT_MANIFEST, OWNER_MARKER, WRITTEN_NAMES
 
 MAX_EXAMPLES = 50
 MAX_PROBLEMS = 20
@@ -51,6 +51,7 @@ class Listing(TypedDict):
     bytes: int
     digest: Optional[str]  # None: absent, empty, or not to be listed (see problems)
     examples: List[Dict[str, Any]]  # {"path" (relative), "type", "size"}, the first by path
+    others: List[str]  # relative paths of top-level entries that no extraction writes, the first MAX_EXAMPLES
     foreign: bool  # it holds entries and no marker says that they are ours
     problems: List[Problem]
 
@@ -90,13 +91,16 @@ def snapshot(place: Place) -> Tuple[Listing, Dict[str, Fingerprint]]:
         for visit in walk(place, problems)
         if marker is None or visit.relpath != OWNER_MARKER
     }
-    order = sorted(found)
+    others = {path for path in found if not WRITTEN_NAMES.fullmatch(path.split("/", 1)[0])}
+    # What somebody put in comes first: it must not hide behind the first fifty samples.
+    order = sorted(found, key=lambda path: (path not in others, path))
     listing = _listing(exists=True, problems=problems)
     listing["marker"] = marker
     listing["manifest"] = _read_record(place.folder, OUTPUT_MANIFEST)
     listing["entries"] = len(found)
     listing["bytes"] = sum(fingerprint.size for fingerprint in found.values())
-    listing["digest"] = _digest(order, found) if found and not problems else None
+    listing["others"] = sorted(path for path in others if "/" not in path)[:MAX_EXAMPLES]
+    listing["digest"] = _digest(sorted(found), found) if found and not problems else None
     listing["examples"] = [
         {"path": path, "type": found[path].type, "size": found[path].size} for path in order[:MAX_EXAMPLES]
     ]
@@ -216,6 +220,7 @@ def _listing(exists: bool, problems: Optional[List[Problem]] = None) -> Listing:
         "bytes": 0,
         "digest": None,
         "examples": [],
+        "others": [],
         "foreign": False,
         "problems": problems or [],
     }

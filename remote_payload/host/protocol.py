@@ -39,6 +39,13 @@ OUTPUT_LEDGER = ".ctl-ledger"
 """In an output folder: RUN_ID.rank-N.jsonl, the ledger line of every sample that was written there."""
 
 
+WRITTEN_NAMES = re.compile(
+    r"hs_[0-9]+\.safetensors|data_[0-9]+\.(pt|ckpt)(\.gz)?|rows_[0-9]+-[0-9]+|[0-9]+\.pt"
+    r"|data-[0-9]+-of-[0-9]+\.arrow|(dataset_info|dataset_dict|state)\.json|\..*"
+)
+"""Top-level names that extractions write into an output folder; anything else there was put in by somebody."""
+
+
 class ProtocolError(ValueError):
     """A record or frame is not of the form that this wire prescribes; the message names the offending part."""
 

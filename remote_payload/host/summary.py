@@ -75,6 +75,7 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
         "schema_version": SCHEMA_VERSION,
         "kind": plan["job"]["kind"],
         "run_id": plan["run_id"],
+        "outputs": [output["path"] for output in plan["job"].get("outputs", [])],
         "state": RunState.FINISHED.value,
         "end_reason": reason.value,
         "hosts": [plan["host"]["name"]],

@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 
 from controller.core.checks import Finding, Level, findings, owned_outputs
+from controller.core.checks_outputs import check_outputs
 from controller.core.finding import age, size
 from remote_payload.host import probe
 from remote_payload.host.clear import claim, clear
@@ -180,3 +181,16 @@ def test_this_machine_from_probe_to_clear(tmp_path: Path) -> None:
     (output,) = owned_outputs(report, plan)
     assert clear(output, plan["run_id"])["deleted_entries"] == 1
     assert [path.name for path in (root / "out").iterdir()] == [".ctl-owner.json"]
+
+
+def test_what_no_extraction_writes_is_named_before_it_is_deleted() -> None:
+    listing = {
+        "path": "/data/out/x", "root": "/data/out", "stale": "clear", "adopt": False, "exists": True,
+        "marker": {"run_id": "20260101-000000-abcdef"}, "manifest": None, "entries": 3, "bytes": 30, "digest": "d",
+        "others": ["notes.txt"], "foreign": False, "problems": [],
+        "examples": [{"path": "notes.txt", "type": "file", "size": 1}],
+    }  # fmt: skip
+    report = {"uid": 0, "user": "root", "sections": {"outputs": {"ok": True, "data": {"outputs": [listing]}}}}
+    (finding,) = check_outputs(report, {"run_id": "20260101-000000-abcdef"})  # type: ignore[typeddict-item]
+    assert finding.code == "output-clear"
+    assert finding.what.endswith("also what no extraction writes: notes.txt")

@@ -117,6 +117,34 @@ def test_a_finding_is_allowed_by_its_name(project: Project) -> None:
     assert [finding["code"] for finding in allowed["findings"] if finding["allowed"]] == failed
 
 
+def test_a_run_that_is_watched_can_be_stopped_and_read_from_another_window(project: Project) -> None:
+    watcher = subprocess.Popen(
+        project.argv("run", "--host", "demo", "--", "sh", "-c", "echo seen by both; sleep 300"),
+        cwd=project.root, env=project.environment(), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert watcher.stderr is not None
+    for line in watcher.stderr:
+        if "seen by both" in line:  # plain lines hold a command's output
+            break
+    assert project.ctl("logs", "--last").stdout == "seen by both\n"
+    stopped = project.json("stop", "--last")
+    assert (stopped["end_reason"], stopped["gpus_clean"]) == ("stopped", True)
+    watcher.communicate(timeout=30)
+    assert watcher.returncode == 103
+
+
+def test_a_refused_run_is_not_looked_for_on_the_host(project: Project) -> None:
+    name = project.playbook("refused", ('path = "models/kimi-k25-tiny"', 'path = "models/nowhere"'))
+    before = {path.name for path in (project.root / "ctl-runs").iterdir()}
+    project.json("extract", "--host", "demo", "--playbook", name, "--yes", code=3)
+    (run_id,) = {path.name for path in (project.root / "ctl-runs").iterdir()} - before
+    assert project.json("summary", run_id, code=2)["error"]["code"] == "not-launched"
+
+
+def test_the_demo_recognises_its_own_sshd(project: Project) -> None:
+    assert project.demo.sshd_pid() == project.server.pid
+
+
 def test_preflight_reports_and_changes_nothing(project: Project) -> None:
     before = sorted(path for path in project.workdir.rglob("*") if "payload" not in path.parts)
     report = project.json("preflight", "--host", "demo", "--playbook", "demo", "--stale", "clear")

@@ -89,11 +89,21 @@ class TestScan:
     def test_absent_and_empty_have_no_digest(self, root: Path) -> None:
         assert scan(str(root / "no"), str(root)) | {} == {
             "exists": False, "marker": None, "manifest": None, "entries": 0, "bytes": 0, "digest": None,
-            "examples": [], "foreign": False, "problems": [],
+            "examples": [], "others": [], "foreign": False, "problems": [],
         }  # fmt: skip
         (root / "empty").mkdir()
         listing = scan(str(root / "empty"), str(root))
         assert (listing["exists"], listing["digest"]) == (True, None)
+
+    def test_what_no_extraction_writes_is_named_and_comes_first(self, root: Path, output: Path) -> None:
+        (output / "zz-notes.txt").write_text("mine")
+        (output / "zz-folder").mkdir()
+        (output / "zz-folder" / "deep").touch()
+        listing = scan(str(output), str(root))
+        assert {"zz-folder", "zz-notes.txt"} <= set(listing["others"])
+        assert not any(name.startswith("hs_") for name in listing["others"])
+        paths = [example["path"] for example in listing["examples"]]
+        assert paths.index("zz-notes.txt") < paths.index("hs_0.safetensors")
 
     @pytest.mark.parametrize("change", ["content", "name", "added", "removed", "type"])
     def test_digest_tells_every_change(self, root: Path, output: Path, change: str) -> None:

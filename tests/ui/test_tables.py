@@ -202,10 +202,24 @@ def test_ps_lists_the_newest_first() -> None:
             "started": "2026-11-29T18:00:00Z",
         },
     ]
-    leases = [{"gpu": "GPU-0", "run_id": RUN}]
+    leases = [
+        {
+            "resource": "host",
+            "run_id": RUN,
+            "user": "me",
+            "state": "held",
+            "since": "2026-11-29T18:00:00Z",
+            "process": {"pid": 77},
+            "alive": "alive",
+            "heartbeat_age_s": 0.5,
+        }
+    ]
     print_ps(paper.console, "gpu-host-1", {"runs": runs, "leases": leases}, now=1796000000.0)
-    assert [line.split()[0] for line in paper.lines] == ["RUN", RUN, "20261128-184150-a1b2c3", "lease"]
+    assert [line.split()[0] for line in paper.lines[:4]] == ["RUN", RUN, "20261128-184150-a1b2c3", "lease"]
     assert "failed" in paper.lines[2]
+    told = " ".join(paper.lines[3:])
+    assert f"host: held by run {RUN} of me, since 2026-11-29T18:00:00Z" in " ".join(told.split())
+    assert "process 77 (alive), heard from 0.5 s ago" in " ".join(told.split())
     empty = Paper()
     print_ps(empty.console, "gpu-host-1", {"runs": []})
     assert empty.lines == ["no runs on gpu-host-1"]
