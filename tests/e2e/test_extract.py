@@ -25,11 +25,12 @@ def killed_and_attached(project: Project) -> dict[str, object]:
     sentinel = project.output.parent / "sentinel"
     sentinel.parent.mkdir(parents=True, exist_ok=True)
     sentinel.write_text("not yours")
+    earlier = {path.name for path in (project.root / "ctl-runs").glob("*")}
     controller = subprocess.Popen(
         project.argv("extract", "--host", "demo", "--playbook", "demo", "--yes"),
         cwd=project.root, env=project.environment(), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
-    run_id = _wait_for_log(project)
+    run_id = _wait_for_log(project, earlier)
     controller.send_signal(signal.SIGKILL)
     controller.communicate(timeout=30)
     held = sum(path.stat().st_size for path in (project.root / "ctl-runs" / run_id / "log").glob("*.log"))
@@ -38,12 +39,12 @@ def killed_and_attached(project: Project) -> dict[str, object]:
     return {"run": run_id, "held": held, "state": state, "attached": attached}
 
 
-def _wait_for_log(project: Project) -> str:
-    """Return the run's id once the controller has copied some of the job's log."""
+def _wait_for_log(project: Project, earlier: set[str]) -> str:
+    """Return the new run's id once the controller has copied some of the job's log."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         for log in (project.root / "ctl-runs").glob("*/log/*.log"):
-            if log.stat().st_size > 1000:
+            if log.parents[1].name not in earlier and log.stat().st_size > 1000:
                 return log.parents[1].name
         time.sleep(0.1)
     raise AssertionError("no log arrived")
