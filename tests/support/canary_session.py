@@ -35,7 +35,7 @@ class Engine:
         settings = capture_settings(job.spec, facts)
         events = PatientEvents(EventWriter(job.paths.events, "driver", job.run_id, job.host))
         extraction = Extraction(job, events)
-        samples = extraction._read(facts)
+        samples = extraction._read(facts).samples
         arguments = {**engine_arguments(job, settings, facts), "enable_prefix_caching": True}
         self.llm = extraction._load({**arguments, "distributed_executor_backend": "uni"})
         extraction._choose_path(self.llm, settings, samples)
