@@ -85,7 +85,7 @@ class Job:
     def alive(self) -> bool:
         try:
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # gone before the open, or between open and read
             return False
         return state not in "ZX"
 

@@ -121,7 +121,8 @@ def test_a_control_folder_that_others_may_use_is_refused(
         if kind == "a link":
             (runtime / "ctl").symlink_to(tmp_path)
         else:
-            (runtime / "ctl").mkdir(mode=0o755)
+            (runtime / "ctl").mkdir()
+            (runtime / "ctl").chmod(0o755)  # whatever the umask
         with pytest.raises(ConfigError) as failure:
             control_folder()
         assert failure.value.code == "control-folder-unsafe"
