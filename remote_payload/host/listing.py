@@ -92,8 +92,8 @@ def snapshot(place: Place) -> Tuple[Listing, Dict[str, Fingerprint]]:
         if marker is None or visit.relpath != OWNER_MARKER
     }
     others = {path for path in found if not WRITTEN_NAMES.fullmatch(path.split("/", 1)[0])}
-    # What somebody put in comes first: it must not hide behind the first fifty samples.
-    order = sorted(found, key=lambda path: (path not in others, path))
+    # What somebody put in comes first, so that it does not hide behind fifty samples; our own records come last.
+    order = sorted(found, key=lambda path: (path not in others, path.startswith("."), path))
     listing = _listing(exists=True, problems=problems)
     listing["marker"] = marker
     listing["manifest"] = _read_record(place.folder, OUTPUT_MANIFEST)
