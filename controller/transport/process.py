@@ -5,6 +5,7 @@ Not `fabric.Connection.run`: it joins its whole capture buffer at every read, wh
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any
@@ -61,7 +62,9 @@ class SshProcess(RemoteProcess):
 
     def close(self) -> None:
         """Close the channel now; the remote command is not killed by us."""
-        self._channel.close()
+        # Of a connection that broke there is nothing left to close, and who reads or writes learns that it did.
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.close()
 
     def _receive(self, seconds: float) -> bytes | None:
         try:
