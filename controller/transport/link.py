@@ -68,7 +68,8 @@ class Link:
             with guard(Deadline(OPEN_TIMEOUT_S), channel.close):
                 channel.exec_command(line)
         except (OSError, EOFError, paramiko.SSHException) as error:
-            channel.close()
+            with contextlib.suppress(OSError, EOFError):
+                channel.close()
             raise ConnectionLost(
                 f"{self._host} did not confirm that the command was started",
                 why=self.heartbeat.problem or str(error),

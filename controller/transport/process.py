@@ -48,7 +48,7 @@ class SshProcess(RemoteProcess):
             except TimeoutError:
                 if time.monotonic() - last_room >= timeout:
                     raise self._no_room(timeout, sent, len(data)) from None
-            except OSError as error:
+            except (OSError, EOFError) as error:  # paramiko tells of a broken pipe by either
                 if not self._channel.get_transport().is_active():
                     raise self._broken() from error
                 return
