@@ -23,6 +23,8 @@ def extract(
     max_samples: int | None = None,
     output: str | None = None,
     capture: str | None = None,
+    canary: bool = True,
+    rehearse: str | None = None,
     yes: bool = False,
     sinks: Sequence[Sink] = (),
 ) -> Run:
@@ -34,7 +36,7 @@ def extract(
 
     Raises ConfigError, ConnectionFailed, RefusedError (with the findings in `data`), RemoteFailed, LaunchUnknown.
     """
-    intention = _intend(host, playbook, stale, adopt, max_samples, output, capture)
+    intention = _intend(host, playbook, stale, adopt, max_samples, output, capture, canary, rehearse)
 
     def confirm(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mapping[str, Any]]) -> bool:
         if not yes:
@@ -58,9 +60,11 @@ def plan(
     max_samples: int | None = None,
     output: str | None = None,
     capture: str | None = None,
+    canary: bool = True,
+    rehearse: str | None = None,
 ) -> dict[str, Any]:
     """Return what `extract` would do, without connecting; the document of `ctl plan --json`."""
-    intention = _intend(host, playbook, stale, adopt, max_samples, output, capture)
+    intention = _intend(host, playbook, stale, adopt, max_samples, output, capture, canary, rehearse)
     return describe(intention.plan, intention.playbook)
 
 
@@ -80,6 +84,11 @@ def _intend(
     max_samples: int | None,
     output: str | None,
     capture: str | None,
+    canary: bool,
+    rehearse: str | None,
 ) -> pipeline.Intention:
-    overrides = Overrides(stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture)
+    overrides = Overrides(
+        stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture,
+        canary=None if canary else False, rehearse=rehearse,
+    )  # fmt: skip
     return pipeline.plan_extract(load_workspace(), host, playbook, overrides)

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from controller import diagnosis, pipeline
+from controller.core import shares
 from controller.core.errors import ExitCode, RefusedError, UsageError
 from controller.core.intention import describe
 from controller.core.model import Overrides
 from controller.pipeline import Intention
 from controller.run import Run, exit_code
-from controller.runfolder import ALREADY_WATCHED
+from controller.runfolder import ALREADY_WATCHED, find_run
+from controller.stages import data as data_stage
 from controller.ui.clean import text as cleaned
 from controller.ui.stream import choose_view
 from controller.ui.terminal import ask_yes_no, err_console, out_console
@@ -28,17 +30,22 @@ from remote_payload.host.protocol import OwnedOutput
 def plan_extract(
     host: str | None,
     playbook: str | None,
+    overrides: Overrides,
     *,
-    stale: str | None = None,
-    adopt: bool = False,
-    max_samples: int | None = None,
-    output: str | None = None,
-    capture: str | None = None,
     allow: Sequence[str] = (),
     wait: bool = False,
 ) -> Intention:
-    overrides = Overrides(stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture)
     return pipeline.plan_extract(load_workspace(), host, playbook, overrides, allow=allow, wait=wait)
+
+
+def plan_rehearsal(host: str | None, playbook: str | None, *, capture: str | None = None) -> Intention:
+    return pipeline.plan_rehearsal(load_workspace(), host, playbook, Overrides(capture=capture))
+
+
+def plan_convert(
+    run_id: str | None, host: str | None, *, to: str, output: str | None, stale: str, adopt: bool
+) -> Intention:
+    return pipeline.plan_convert(load_workspace(), run_id, host, to=to, output=output, stale=stale, adopt=adopt)
 
 
 def plan_command(
@@ -301,11 +308,32 @@ def triage(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
     return ExitCode.OK
 
 
+def merge_ledgers(run_ids: Sequence[str], *, output: str | None, as_json: bool) -> ExitCode:
+    """Join the ledgers of runs that were watched from here; `output` gets the joined lines."""
+    from controller.shards import load_share
+
+    runs_dir = load_workspace().runs_dir
+    merged = shares.merge([load_share(find_run(runs_dir, run_id)) for run_id in run_ids])
+    lines = merged.pop("lines")
+    if output is not None:
+        with open(output, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    if as_json:
+        _print_json(merged)
+    else:
+        from controller.ui.shares import print_merged
+
+        print_merged(out_console(), merged)
+    return ExitCode.OK if merged["complete"] else ExitCode.JOB_FAILED
+
+
 # ------------------------------------------------------------------------------------------ hosts, config
 
 
 def preflight(intention: Intention, *, as_json: bool) -> ExitCode:
     with pipeline.host_context(intention.host, ask=ask_yes_no) as ctx:
+        if intention.data is not None:
+            data_stage.run(ctx, intention.data)
         outcome = pipeline.preflight(ctx, intention)
     failed = bool(outcome.failed)
     if as_json:

@@ -16,9 +16,11 @@ from controller import history
 from controller.core import planner
 from controller.core.errors import CtlError, LaunchUnknown, RefusedError, UsageError
 from controller.core.model import Host, Overrides, Playbook
+from controller.localdata import LocalData, local_data
 from controller.payload import load_payload
 from controller.run import Run, Sink, load_plan
 from controller.runfolder import RunFolder, find_run
+from controller.stages import data as data_stage
 from controller.stages import launch as launch_stage
 from controller.stages import preflight as preflight_stage
 from controller.stages import push as push_stage
@@ -53,6 +55,8 @@ class Intention:
     runs_dir: Path
     allow: tuple[str, ...] = ()
     """Codes of findings that this run is started in spite of, besides those of the playbook."""
+    data: LocalData | None = None
+    """A data set of this workstation that must be on the host before its preflight."""
 
 
 # ---------------------------------------------------------------------------------------------- plan
@@ -73,15 +77,64 @@ def plan_extract(
 
     Raises UsageError, ConfigError.
     """
+    return _planned(planner.make_plan, workspace, host, playbook, overrides, allow, wait=wait)
+
+
+def plan_rehearsal(workspace: Workspace, host: str | None, playbook: str | None, overrides: Overrides) -> Intention:
+    """Plan only the rehearsal of an extraction, without connecting. Raises UsageError, ConfigError."""
+    return _planned(planner.make_rehearsal_plan, workspace, host, playbook, overrides)
+
+
+def _planned(
+    make: Callable[..., Plan],
+    workspace: Workspace,
+    host: str | None,
+    playbook: str | None,
+    overrides: Overrides,
+    allow: Sequence[str] = (),
+    *,
+    wait: bool = False,
+) -> Intention:
     target = workspace.config.host(host)
     chosen = workspace.playbook(playbook, target)
-    plan = planner.make_plan(target, chosen, **_stamp(), overrides=overrides)
+    data = local_data(overrides.data or chosen.data.path, workspace.cwd)
+    pushed = data.path_on(target) if data else None
+    plan = make(target, chosen, **_stamp(), overrides=overrides, pushed=pushed)
     return Intention(
         plan=planner.with_queue(plan) if wait else plan,
         host=target,
         playbook=chosen,
         secret_values=workspace.secret_values(target, chosen),
         allow=tuple(allow),
+        runs_dir=workspace.runs_dir,
+        data=data,
+    )
+
+
+def plan_convert(
+    workspace: Workspace,
+    run_id: str | None,
+    host: str | None,
+    *,
+    to: str,
+    output: str | None,
+    stale: str,
+    adopt: bool,
+) -> Intention:
+    """Plan the conversion of an earlier run's files, on its host. Raises UsageError, ConfigError."""
+    folder = find_run(workspace.runs_dir, run_id)
+    source = load_plan(folder)
+    if source is None:
+        raise UsageError(
+            f"{folder.path} holds no plan", fix=f"attach first: `ctl attach {folder.run_id} --host HOST`"
+        )
+    target = workspace.config.host(host or source["host"]["name"])
+    plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **_stamp())
+    return Intention(
+        plan=plan,
+        host=target,
+        playbook=None,
+        secret_values=workspace.secret_values(target, None),
         runs_dir=workspace.runs_dir,
     )
 
@@ -150,6 +203,8 @@ def launch(
         run = Run(folder, transport, plan["host"], plan["payload"], sinks)
         ctx = run.context
         push_s = _connect_and_push(ctx)
+        if intention.data is not None:
+            data_stage.run(ctx, intention.data)
         outcome = preflight(ctx, intention)
         try:
             preflight_stage.refuse(outcome)

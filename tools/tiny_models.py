@@ -10,6 +10,10 @@ Names (all of them by default); each becomes a folder of OUT_DIR, except `chats.
 | qwen3-tiny               | dense, grouped-query attention, fused residual |
 | deepseek-v3-tiny         | MLA + MoE without a wrapper |
 | deepseek-v3-llama4-tiny  | the same weights with `llama_4_scaling` set: layers take one more argument |
+| qwen3-moe-tiny           | grouped-query attention, every layer with experts |
+| llama-tiny               | dense, no norms of queries and keys |
+| mistral-sliding-tiny     | dense, attention within a window of 32 tokens |
+| qwen3-int8-tiny          | qwen3-tiny, linear layers in int8 with a scale a channel, inputs quantised a token |
 | kimi-k25-bad-rank        | configuration only, `kv_lora_rank` 64: loads with dummy weights, fails at the first step |
 | chats.jsonl              | 64 short chats |
 
@@ -57,6 +61,20 @@ MLA: dict[str, Any] = {
     "norm_topk_prob": True, "scoring_func": "sigmoid", "hidden_act": "silu",
     "max_position_embeddings": MAX_POSITIONS, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
     "rope_theta": 10000.0, "attention_bias": False, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+DENSE: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": MAX_POSITIONS,
+}  # fmt: skip
+SLIDING_WINDOW = 32
+INT8: dict[str, Any] = {
+    "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {"group_0": {
+        "targets": ["Linear"],
+        "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
+        "input_activations": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True},
+    }},
 }  # fmt: skip
 LLAMA_4_SCALING = {"original_max_position_embeddings": 16, "beta": 0.2}
 VISION: dict[str, Any] = {
@@ -118,12 +136,55 @@ def qwen(out: Path) -> None:
     """Write qwen3-tiny."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=LAYERS,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=MAX_POSITIONS,
-    )  # fmt: skip
-    _seeded(Qwen3ForCausalLM(config)).save_pretrained(out)
+    _seeded(Qwen3ForCausalLM(Qwen3Config(**DENSE, head_dim=64))).save_pretrained(out)
     _write_tokenizer(out)
+
+
+def qwen_moe(out: Path) -> None:
+    """Write qwen3-moe-tiny."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        **DENSE, head_dim=64, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=64, norm_topk_prob=True
+    )
+    _seeded(Qwen3MoeForCausalLM(config)).save_pretrained(out)
+    _write_tokenizer(out)
+
+
+def llama(out: Path) -> None:
+    """Write llama-tiny."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    _seeded(LlamaForCausalLM(LlamaConfig(**DENSE))).save_pretrained(out)
+    _write_tokenizer(out)
+
+
+def mistral_sliding(out: Path) -> None:
+    """Write mistral-sliding-tiny."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    _seeded(MistralForCausalLM(MistralConfig(**DENSE, sliding_window=SLIDING_WINDOW))).save_pretrained(out)
+    _write_tokenizer(out)
+
+
+def qwen_int8(out: Path) -> None:
+    """Write qwen3-int8-tiny, as llm-compressor writes its W8A8 checkpoints."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    qwen(out)
+    state = {}
+    for name, value in load_file(out / "model.safetensors").items():
+        if not name.endswith("_proj.weight"):
+            state[name] = value
+            continue
+        scale = value.abs().amax(1, keepdim=True) / 127
+        state[name] = (value / scale).round().clamp(-127, 127).to(torch.int8)
+        state[name + "_scale"] = scale
+    save_file(state, out / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"] = INT8
+    _write_json(out / "config.json", config)
 
 
 def deepseek(out: Path) -> None:
@@ -204,6 +265,10 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "qwen3-tiny": qwen,
     "deepseek-v3-tiny": deepseek,
     "deepseek-v3-llama4-tiny": deepseek_llama4,
+    "qwen3-moe-tiny": qwen_moe,
+    "llama-tiny": llama,
+    "mistral-sliding-tiny": mistral_sliding,
+    "qwen3-int8-tiny": qwen_int8,
     "kimi-k25-bad-rank": kimi_bad_rank,
 }
 CHATS = "chats.jsonl"

@@ -12,9 +12,6 @@ from controller.core.errors import ConfigError
 from controller.core.finding import Finding, failed, passed, section, size, some, warned
 from remote_payload.host.protocol import Accelerator, Plan
 
-DATA_SUFFIXES = (".jsonl", ".ndjson", ".json")
-"""What the job reads: one JSON object a line."""
-
 GPU_MEMORY_UTILIZATION = 0.92
 """Share of a GPU's memory that vLLM takes where the playbook does not say."""
 
@@ -96,12 +93,12 @@ def check_data(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
             f"the data set {path} does not exist on the host",
             fix=f"copy it there, or set `path` in [data] of the playbook; see `ls {shlex.quote(path)}`",
         )
-    elif found["lines"] is None or not path.endswith(DATA_SUFFIXES):
+    elif not found.get("container", "jsonl" if found["lines"] is not None else ""):
         yield failed(
             "data-kind",
-            f"{path} is not a JSONL file",
-            why="one JSON object a line is read, from a file whose name ends in .jsonl",
-            fix="convert it, for example with datasets: `load_from_disk(PATH).to_json('data.jsonl')`",
+            f"{path} is a folder that holds no data set",
+            why="it has neither the state.json of `datasets.save_to_disk` nor .parquet files",
+            fix="name a JSONL, JSON or Parquet file, or the folder that `save_to_disk` wrote (of one split)",
         )
     elif found["bytes"] == 0:
         yield failed("data-empty", f"the data set {path} is empty", fix=f"on the host: `ls -l {shlex.quote(path)}`")
@@ -119,8 +116,12 @@ def check_data(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
             fix=f'set `kind = "{kind}"` in [data] of the playbook',
         )
     else:
-        count = f"{'' if found['counted'] else 'about '}{found['lines']:,} line{'' if found['lines'] == 1 else 's'}"
-        if found["counted"] and spec["max_samples"] is not None and found["lines"] < spec["max_samples"]:
+        lines, counted = found["lines"], found["counted"]
+        if lines is None:
+            count = f"{found['container']} data set"
+        else:
+            count = f"{'' if counted else 'about '}{lines:,} line{'' if lines == 1 else 's'}"
+        if counted and None not in (lines, spec["max_samples"]) and lines < spec["max_samples"]:
             yield warned(
                 "data-short",
                 f"{path} has {count}, {spec['max_samples']:,} samples are asked for",

@@ -14,7 +14,7 @@
       JobFailed               the job failed (100)
       JobStopped              the job was stopped (103)
 
-Each carries what happened, why, what to do about it, and a stable code. Only `controller.cli` turns them into
+Each carries what happened, why, what to do about it, and a stable code. Only `controller.app` turns them into
 exit codes.
 """
 

@@ -89,6 +89,11 @@ def _capture(plan: Plan, playbook: Playbook | None) -> dict[str, Any] | None:
     return {
         "model": spec["model"],
         "data": spec["data"],
+        "data_kind": spec["data_kind"],
+        "over_long": spec["over_long"],
+        "shard": list(spec["shard"]),
+        "format": spec["format"],
+        "final_norm": spec["final_norm"],
         "requested": spec["boundaries"],
         "boundaries": list(resolve_boundaries(spec["boundaries"], layers)) if layers else None,
         "num_layers": layers,
@@ -145,9 +150,20 @@ def _capture_rows(capture: dict[str, Any]) -> list[tuple[str, str]]:
     at_most = capture["bytes_at_most"]
     return [
         ("model", capture["model"]),
-        ("data", capture["data"]),
+        ("data", f"{capture['data']} ({_kind_text(capture['data_kind'])})"),
         ("boundaries", boundaries),
-        ("samples", f"{samples}, at most {capture['max_seq_len']:,} tokens each"),
+        ("format", f"{capture['format']}, the last state {'after' if capture['final_norm'] else 'before'} the norm"),
+        ("samples", f"{samples}, {_length_text(capture)}"),
+        *([("shard", "{} of {}".format(*capture["shard"]))] if capture["shard"][1] > 1 else []),
         ("bytes", "not known before the data is read" if at_most is None else f"at most {at_most:,}"),
         *((f"engine {name}", str(value)) for name, value in capture["engine"].items()),
     ]
+
+
+def _kind_text(kind: str) -> str:
+    return "its kind is read from its contents" if kind == "auto" else f"taken for {kind}"
+
+
+def _length_text(capture: dict[str, Any]) -> str:
+    fate = "longer ones are cut" if capture["over_long"] == "truncate" else "longer ones are skipped"
+    return f"at most {capture['max_seq_len']:,} tokens each, {fate}"

@@ -20,6 +20,7 @@ from controller.core.values import (
     Boundaries,
     Bytes,
     Count,
+    DataPath,
     Duration,
     Environment,
     EnvName,
@@ -30,7 +31,7 @@ from controller.core.values import (
     Text,
     parse_seconds,
 )
-from remote_payload.host.protocol import Accelerator, HostRecord, Stale
+from remote_payload.host.protocol import LAYER_CONVENTIONS, Accelerator, HostRecord, Stale
 
 ANY_PORT = 0
 """In a HostRecord: no port was given, the ssh configuration decides."""
@@ -179,39 +180,48 @@ class ModelSection(_Model):
 
 
 class DataSection(_Model):
-    path: RemotePath
+    """`path` is on the host, or, after `local:`, on the workstation, from where it is pushed."""
+
+    path: DataPath
     kind: Literal["auto", "tokens", "chat"] = "auto"
     max_samples: Count | None = None
     max_seq_len: Count = 4096
-
-    @model_validator(mode="before")
-    @classmethod
-    def _on_the_host(cls, data: Any) -> Any:
-        path = data.get("path")
-        if isinstance(path, str) and path.startswith("local:"):
-            raise refusal(
-                "`path` is on the workstation, and sending data is not supported yet",
-                "copy the file to the host and write its path there",
-            )
-        return data
+    over_long: Literal["truncate", "skip"] = "truncate"
 
 
 class CaptureSection(_Model):
     """Boundary b = number of decoder layers completed: 0 is the embeddings, N the last layer's output.
 
+    `boundaries` may be another system's layer ids: `layer_convention` names it, and they are converted. `final_norm`
+    None: as the consumers of the output's format expect it.
     `buffer_bytes`: host memory that each rank may hold states in (pinned where there is a GPU).
     """
 
     boundaries: Boundaries = "eagle3"
-    final_norm: StrictBool = False
-    store_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    layer_convention: str = "boundaries"
+    final_norm: StrictBool | None = None
+    store_dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8"] = "auto"
     path: CapturePath = CapturePath.AUTO
+    canary: StrictBool = True
     buffer_bytes: Annotated[int, Field(strict=True, ge=1 << 20)] = 4 << 30
+
+    @model_validator(mode="after")
+    def _known_convention(self) -> Self:
+        if self.layer_convention not in LAYER_CONVENTIONS:
+            known = ", ".join(LAYER_CONVENTIONS)
+            raise refusal(f"there is no layer convention `{self.layer_convention}`", f"use one of {known}")
+        return self
+
+
+class RehearseSection(_Model):
+    """Whether the job is first run on a model cut from the real one; "auto": where the load takes minutes."""
+
+    mode: Literal["auto", "always", "never"] = "auto"
 
 
 class OutputSection(_Model):
     path: RemotePath
-    format: Literal["speculators"] = "speculators"
+    format: Literal["speculators", "speculators-0.3", "specforge", "modelopt"] = "speculators"
     stale: Stale = Stale.FAIL
 
 
@@ -270,6 +280,7 @@ class Playbook(_Model):
     data: DataSection
     capture: CaptureSection = CaptureSection()
     output: OutputSection
+    rehearse: RehearseSection = RehearseSection()
     engine: EngineSection = EngineSection()
     env: Environment = Field(default_factory=dict, repr=False)
     preflight: PreflightSection = PreflightSection()
@@ -278,13 +289,21 @@ class Playbook(_Model):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """Values of a playbook given as flags; None leaves the playbook's own. `adopt` exists as a flag only."""
+    """Values of a playbook given as flags; None leaves the playbook's own. `adopt`, `shard`: flags only."""
 
     model: str | None = None
     data: str | None = None
     output: str | None = None
     stale: str | None = None
     capture: str | None = None
+    canary: bool | None = None
+    rehearse: str | None = None
     max_samples: int | None = None
     max_seq_len: int | None = None
+    data_kind: str | None = None
+    format: str | None = None
+    store_dtype: str | None = None
+    boundaries: str | list[int] | None = None
+    layer_convention: str | None = None
+    shard: tuple[int, int] | None = None
     adopt: bool = False

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from controller.core.errors import ConfigError
 from controller.core.model import Host, Playbook
+from controller.core.values import LOCAL
 from remote_payload.host.protocol import Layout, OwnedOutput
 
 MIN_DEPTH = 2
@@ -15,20 +18,34 @@ def planned_output(host: Host, playbook: Playbook, *, adopt: bool) -> OwnedOutpu
 
     Raises ConfigError if it lies outside the host's `output_roots`, or overlaps what no clear may touch.
     """
-    path = host.resolve(playbook.output.path)
+    reads = [host.resolve(playbook.model.path)]
+    if not playbook.data.path.startswith(LOCAL):
+        reads.append(host.resolve(playbook.data.path))
+    where = f"set `path` in [output] of {playbook.origin}"
+    path, stale = host.resolve(playbook.output.path), playbook.output.stale.value
+    return owned_output(host, path, stale=stale, adopt=adopt, reads=reads, where=where)
+
+
+def owned_output(
+    host: Host, path: str, *, stale: str, adopt: bool, reads: Sequence[str], where: str = "give `--output`"
+) -> OwnedOutput:
+    """Return an output folder that overlaps neither what the job `reads` nor what is ctl's own.
+
+    Raises ConfigError as `planned_output` does; `where` says how to choose another path.
+    """
     roots = [root for root in host.output_roots if _inside(path, root)]
     if not roots or path.count("/") < MIN_DEPTH:
         raise ConfigError(
             f"output `{path}` is not inside an output root of host `{host.name}`",
             why=f"`output_roots` are {', '.join(host.output_roots)}; an output is a folder below one of them",
-            fix=f"set `path` in [output] of {playbook.origin} to a folder such as {host.output_roots[0]}/NAME",
+            fix=f"{where} to a folder such as {host.output_roots[0]}/NAME",
             code="output-outside-roots",
         )
-    _check_not_ours_to_clear(path, host, playbook)
+    _check_not_ours_to_clear(path, host, reads, where)
     return {
         "path": path,
         "root": max(roots, key=len),
-        "stale": playbook.output.stale.value,
+        "stale": stale,
         "adopt": adopt,
         "digest": None,
         "entries": 0,
@@ -36,24 +53,24 @@ def planned_output(host: Host, playbook: Playbook, *, adopt: bool) -> OwnedOutpu
     }
 
 
-def _check_not_ours_to_clear(path: str, host: Host, playbook: Playbook) -> None:
+def _check_not_ours_to_clear(path: str, host: Host, reads: Sequence[str], where: str) -> None:
     """Refuse an output that is, holds or lies in something that a clear must never touch."""
     layout = Layout(host.workdir)
-    kept = {
-        "the host's `workdir`": (host.workdir, False),
-        "ctl's runs": (layout.runs, True),
-        "ctl's payloads": (layout.payloads, True),
-        "the model": (host.resolve(playbook.model.path), True),
-        "the data": (host.resolve(playbook.data.path), True),
-        "the host's `python`": (host.python, True),
-        "the host's `lease_dir`": (host.lease_dir or layout.runs, True),
-    }
-    for what, (other, also_below) in kept.items():
+    kept = [
+        ("the host's `workdir`", host.workdir, False),
+        ("ctl's runs", layout.runs, True),
+        ("ctl's payloads", layout.payloads, True),
+        ("ctl's copies of data", layout.data, True),
+        *(("what the job reads", folder, True) for folder in reads),
+        ("the host's `python`", host.python, True),
+        ("the host's `lease_dir`", host.lease_dir or layout.runs, True),
+    ]
+    for what, other, also_below in kept:
         if path == other or _inside(other, path) or (also_below and _inside(path, other)):
             raise ConfigError(
                 f"output `{path}` would overlap {what} ({other})",
                 why="the output folder may be cleared as a whole",
-                fix=f"choose another `path` in [output] of {playbook.origin}",
+                fix=f"{where} to another folder",
                 code="output-overlaps",
             )
 

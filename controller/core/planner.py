@@ -16,12 +16,13 @@ from typing import Any
 from controller.core.boundaries import resolve_boundaries
 from controller.core.errors import ConfigError, UsageError
 from controller.core.model import DEFAULT_LOG_CAP, Host, Overrides, Playbook
-from controller.core.outputs import planned_output
+from controller.core.outputs import owned_output, planned_output
 from controller.core.playbook import override
 from controller.core.redaction import secret_in_argv, split_env
 from remote_payload.host.protocol import (
     WIRE,
     Accelerator,
+    EndReason,
     ExtractSpec,
     Job,
     Layout,
@@ -29,18 +30,26 @@ from remote_payload.host.protocol import (
     OwnedOutput,
     Plan,
     Step,
+    boundaries_of,
     check_run_id,
 )  # fmt: skip
 
 EAGLE3_STATES = 4
 """States that `eagle3` captures, whatever the number of layers."""
 
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}
+
+FINAL_NORM = {"speculators": False, "speculators-0.3": False, "specforge": True, "modelopt": True}
+"""Whether a format's consumers expect the model's last state after its final norm; the model applies it."""
 
 SAMPLE_OVERHEAD_BYTES = 4096
 """Header of a sample file: tensor table, boundaries, versions, run id, hashes. Measured ones are below 2 KiB."""
 
-TOKEN_ID_BYTES = 8
+TOKEN_BYTES = 16
+"""Of each token beside its states: its id, and its place in the loss mask (or its scale), 8 bytes each."""
+
+WHOLE = (1, 1)
+"""The shard of a host that does everything."""
 
 COMMAND_GRACE_S = 30.0
 """Between TERM and KILL for a command: enough for a trainer to write a checkpoint marker, short for a person."""
@@ -72,17 +81,22 @@ def make_plan(
     payload: str,
     ctl_version: str,
     overrides: Overrides | None = None,
+    pushed: str | None = None,
 ) -> Plan:
     """Plan an extraction. `created` is ISO 8601 in UTC, `payload` the hash of the payload's manifest.
+
+    `pushed` is where on the host a data set of the workstation (`local:`) will lie.
 
     Raises ConfigError if the output lies outside the host's `output_roots` or touches what is not ours to clear, or
     if the boundaries do not fit a known number of layers; UsageError if a flag's value is not valid.
     """
     overrides = overrides or Overrides()
     playbook = override(playbook, overrides)
+    shard = check_shard(overrides.shard)
+    boundaries = wanted_boundaries(playbook)
     layers = model_shape(playbook).num_layers
     if layers is not None:
-        resolve_boundaries(playbook.capture.boundaries, layers)
+        resolve_boundaries(boundaries, layers)
     output = planned_output(host, playbook, adopt=overrides.adopt)
     env, secret_env = job_env(host, playbook)
     job: Job = {
@@ -90,6 +104,7 @@ def make_plan(
         "name": playbook.name,
         "steps": [
             {"name": "recheck", "kind": "recheck"},
+            *([] if playbook.rehearse.mode == "never" else [_rehearse_step(host)]),
             {"name": "clear", "kind": "clear"},
             {"name": "extract", "kind": "exec", "argv": [host.python, "-m", "remote_payload.extract.engine"]},
             {"name": "verify", "kind": "verify", "argv": [host.python, "-m", "remote_payload.extract.summarize"]},
@@ -110,7 +125,34 @@ def make_plan(
     }
     plan = _plan(host, job, run_id=run_id, created=created, payload=payload, ctl_version=ctl_version)
     plan["playbook"] = playbook.name
-    plan["extract"] = dict(_extract_spec(host, playbook, output["path"]))
+    plan["extract"] = dict(_extract_spec(host, playbook, output["path"], shard, pushed))
+    return plan
+
+
+def make_rehearsal_plan(
+    host: Host,
+    playbook: Playbook,
+    *,
+    run_id: str,
+    created: str,
+    payload: str,
+    ctl_version: str,
+    overrides: Overrides | None = None,
+    pushed: str | None = None,
+) -> Plan:
+    """Plan only the rehearsal of an extraction, whatever the size of the model and without its cache.
+
+    It owns no output, so nothing is ever cleared. Raises as `make_plan`.
+    """
+    plan = make_plan(
+        host, playbook, run_id=run_id, created=created, payload=payload, ctl_version=ctl_version,
+        overrides=overrides, pushed=pushed,
+    )  # fmt: skip
+    assert plan["extract"] is not None
+    plan["extract"]["rehearse"] = "fresh"
+    job = plan["job"]
+    job["kind"], job["outputs"] = "rehearse", []
+    job["steps"] = [{"name": "recheck", "kind": "recheck"}, _rehearse_step(host)]
     return plan
 
 
@@ -158,6 +200,60 @@ def make_command_plan(
         "limits": limits,
     }
     return _plan(host, job, run_id=run_id, created=created, payload=payload, ctl_version=ctl_version)
+
+
+def make_convert_plan(
+    host: Host,
+    source: Plan,
+    *,
+    to: str,
+    output: str | None,
+    stale: str,
+    adopt: bool,
+    run_id: str,
+    created: str,
+    payload: str,
+    ctl_version: str,
+) -> Plan:
+    """Plan the conversion of an extraction's files, on its host, without its GPUs, beside whatever runs on them.
+
+    `output` defaults to the source's folder with `-FORMAT` after its name. Raises UsageError if `source` is no
+    extraction or of that format already, ConfigError if the output may not lie there.
+    """
+    spec = source["extract"]
+    if spec is None:
+        raise UsageError(f"run {source['run_id']} is no extraction: it has no samples to convert")
+    if to not in FINAL_NORM:
+        raise UsageError(f"there is no format `{to}`", fix=f"use one of {', '.join(FINAL_NORM)}")
+    if spec["format"] == to:
+        raise UsageError(f"the samples of run {source['run_id']} are of format {to} already")
+    path = host.resolve(output) if output else f"{spec['output']}-{to}"
+    owned = owned_output(host, path, stale=stale, adopt=adopt, reads=(spec["output"], spec["model"], spec["data"]))
+    runs = Layout(host.workdir)
+    argv = [
+        host.python, "-m", "remote_payload.extract.convert", "--run", runs.run(source["run_id"]).folder,
+        "--output", path, "--to", to,
+    ]  # fmt: skip
+    env, secret_env = job_env(host, None)
+    job: Job = {
+        "kind": "convert",
+        "name": f"convert to {to}",
+        "steps": [
+            {"name": "clear", "kind": "clear"},
+            {"name": "convert", "kind": "exec", "argv": argv},
+            {"name": "verify", "kind": "verify", "argv": [*argv, "--verify"]},
+        ],
+        "cwd": runs.run(run_id).folder,
+        "env": env,
+        "secret_env": secret_env,
+        "outputs": [owned],
+        "success": {"exit_codes": [0]},
+        "limits": {"stop_grace_s": COMMAND_GRACE_S},
+    }
+    plan = _plan(host, job, run_id=run_id, created=created, payload=payload, ctl_version=ctl_version)
+    # No GPU is used, so none is leased.
+    plan["host"] = {**plan["host"], "accelerator": Accelerator.CPU.value, "gpus": 0}
+    return plan
 
 
 def with_preflight(
@@ -220,8 +316,9 @@ def bytes_expected(plan: Plan, playbook: Playbook | None) -> int | None:
     hidden = model_shape(playbook).hidden if playbook else None
     if spec is None or hidden is None or spec["max_samples"] is None:
         return None
-    token = state_count(spec) * hidden * element_bytes(spec) + TOKEN_ID_BYTES
-    return int(spec["max_samples"]) * (int(spec["max_seq_len"]) * token + SAMPLE_OVERHEAD_BYTES)
+    token = state_count(spec) * hidden * element_bytes(spec) + TOKEN_BYTES
+    samples = -(-int(spec["max_samples"]) // int(spec["shard"][1]))
+    return samples * (int(spec["max_seq_len"]) * token + SAMPLE_OVERHEAD_BYTES)
 
 
 def state_count(spec: Mapping[str, Any]) -> int:
@@ -233,6 +330,15 @@ def element_bytes(spec: Mapping[str, Any]) -> int:
     """Return the bytes of one stored element, 2 where only the model knows."""
     stored = spec["dtype"] if spec["store_dtype"] == "auto" else spec["store_dtype"]
     return DTYPE_BYTES.get(stored, 2)
+
+
+def _rehearse_step(host: Host) -> Step:
+    return {
+        "name": "rehearse",
+        "kind": "exec",
+        "argv": [host.python, "-m", "remote_payload.extract.rehearse"],
+        "failure": EndReason.REHEARSAL_FAILED.value,
+    }
 
 
 def _plan(host: Host, job: Job, *, run_id: str, created: str, payload: str, ctl_version: str) -> Plan:
@@ -251,24 +357,46 @@ def _plan(host: Host, job: Job, *, run_id: str, created: str, payload: str, ctl_
     }
 
 
-def _extract_spec(host: Host, playbook: Playbook, output: str) -> ExtractSpec:
+def wanted_boundaries(playbook: Playbook) -> str | list[int]:
+    """Return the playbook's boundaries in our own convention, whichever they are written in."""
     capture = playbook.capture
-    boundaries = capture.boundaries
+    if isinstance(capture.boundaries, str):
+        return capture.boundaries
+    return boundaries_of(capture.boundaries, capture.layer_convention)
+
+
+def check_shard(shard: tuple[int, int] | None) -> tuple[int, int]:
+    """Return (number from 1, of how many). Raises UsageError if there is no such share."""
+    number, count = shard or WHOLE
+    if not 1 <= number <= count:
+        raise UsageError(f"there is no shard {number}/{count}", fix=f"number them from 1/{count} to {count}/{count}")
+    return number, count
+
+
+def _extract_spec(
+    host: Host, playbook: Playbook, output: str, shard: tuple[int, int], pushed: str | None
+) -> ExtractSpec:
+    capture = playbook.capture
+    final_norm = FINAL_NORM[playbook.output.format] if capture.final_norm is None else capture.final_norm
     return {
         "model": host.resolve(playbook.model.path),
         "revision": playbook.model.revision,
         "trust_remote_code": playbook.model.trust_remote_code,
         "dtype": playbook.model.dtype,
-        "data": host.resolve(playbook.data.path),
+        "data": pushed or host.resolve(playbook.data.path),
         "data_kind": playbook.data.kind,
         "max_samples": playbook.data.max_samples,
         "max_seq_len": playbook.data.max_seq_len,
-        "boundaries": boundaries if isinstance(boundaries, str) else list(boundaries),
-        "final_norm": capture.final_norm,
+        "over_long": playbook.data.over_long,
+        "shard": list(shard),
+        "boundaries": wanted_boundaries(playbook),
+        "final_norm": final_norm,
         "store_dtype": capture.store_dtype,
         "output": output,
         "format": playbook.output.format,
         "capture": capture.path.value,
+        "canary": capture.canary,
+        "rehearse": playbook.rehearse.mode,
         "buffer_bytes": capture.buffer_bytes,
         "engine": {"tensor_parallel_size": _tensor_parallel(host, playbook), **playbook.engine.arguments},
     }

@@ -15,8 +15,15 @@ OVERRIDDEN: dict[str, Key] = {
     "output": ("output", "path"),
     "stale": ("output", "stale"),
     "capture": ("capture", "path"),
+    "canary": ("capture", "canary"),
+    "rehearse": ("rehearse", "mode"),
     "max_samples": ("data", "max_samples"),
     "max_seq_len": ("data", "max_seq_len"),
+    "data_kind": ("data", "kind"),
+    "format": ("output", "format"),
+    "store_dtype": ("capture", "store_dtype"),
+    "boundaries": ("capture", "boundaries"),
+    "layer_convention": ("capture", "layer_convention"),
 }
 """Field of `Overrides` -> the key of the playbook that it replaces."""
 

@@ -146,6 +146,13 @@ def _notice(view: RunView, event: Event) -> RunView:
     return replace(view, notices=(*view.notices, notice)[-NOTICES:])
 
 
+def _problem(view: RunView, event: Event) -> RunView:
+    notice = NoticeView(
+        level="warn", code=_text(event, "code"), text=_text(event, "what"), writer=event.writer, t=event.t
+    )
+    return replace(view, notices=(*view.notices, notice)[-NOTICES:])
+
+
 def _exception(view: RunView, event: Event) -> RunView:
     rank = _number(event.data, "rank")
     failure = Failure(
@@ -182,6 +189,7 @@ _HANDLERS: Mapping[str, Callable[[RunView, Event], RunView]] = {
     "sample": _sample,
     "progress": _progress,
     "notice": _notice,
+    "problem": _problem,
     "exception": _exception,
     "end": _end,
 }

@@ -20,6 +20,9 @@ _BYTE_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "Mi
 _BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(" + "|".join(_BYTE_UNITS) + ")")
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
 
+LOCAL = "local:"
+"""Before the path of a data set that lies on the workstation; it starts at the current folder."""
+
 OWNED_ENV = frozenset(
     {"CTL_RUN_ID", "CTL_RUN_DIR", "CTL_HOST", "SPT_NOENV", "PYTHONUNBUFFERED", "VLLM_PROCESS_NAME_PREFIX"}
 )
@@ -48,6 +51,10 @@ def _remote_path(value: str) -> str:
     path = posixpath.normpath(value)
     # POSIX lets exactly two leading slashes mean something else, and normpath keeps them.
     return "/" + path.lstrip("/") if path.startswith("/") else path
+
+
+def _data_path(value: str) -> str:
+    return value if _text(value).startswith(LOCAL) and value != LOCAL else _remote_path(value)
 
 
 def _absolute_path(value: str) -> str:
@@ -118,6 +125,7 @@ def _boundaries(value: Any) -> Any:
 Text = Annotated[str, AfterValidator(_text)]
 SshWord = Annotated[str, AfterValidator(_ssh_word)]
 RemotePath = Annotated[str, AfterValidator(_remote_path)]
+DataPath = Annotated[str, AfterValidator(_data_path)]
 AbsolutePath = Annotated[str, AfterValidator(_absolute_path)]
 Interpreter = Annotated[str, AfterValidator(_interpreter)]
 EnvName = Annotated[str, AfterValidator(_env_name)]

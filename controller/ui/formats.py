@@ -32,6 +32,7 @@ _END_REASONS = {
     "recheck-failed": "refused: the GPUs were no longer free",
     "clear-changed": "refused: the output folder has changed since it was shown",
     "clear-failed": "refused: the output folder could not be cleared",
+    "rehearsal-failed": "refused: the rehearsal on a cut model failed",
     "supervisor-failed": "failed: an error in the supervisor",
 }
 

@@ -252,6 +252,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     if summary.get("model"):
         layers = f" ({summary['num_layers']} layers)" if summary.get("num_layers") else ""
         yield "model", Text(clean(summary["model"]) + layers)
+    yield from _proof_rows(summary)
     cause = summary.get("triage")
     if isinstance(cause, Mapping):
         yield "cause", text(f"{cause.get('what')} ({cause.get('code')})", "bold red")
@@ -259,6 +260,25 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     if timings:
         yield "time", Text(", ".join(f"{clean(name)} {duration_text(value)}" for name, value in timings.items()))
     yield "after", Text(clean_text(summary.get("gpus_clean")))
+
+
+def _proof_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
+    """What was checked about the states themselves, and what was not."""
+    rehearsal, canary = summary.get("rehearsal"), summary.get("canary")
+    if isinstance(rehearsal, Mapping):
+        line = Text(
+            f"layers {clean(_inline(rehearsal.get('layers')))} with {clean(rehearsal.get('weights'))} weights"
+        )
+        line.append("; not proven: " + clean(", ".join(map(str, rehearsal.get("not_proven") or ()))), style="dim")
+        yield "rehearsal", line
+    if isinstance(canary, Mapping):
+        if not canary.get("enabled"):
+            yield "canary", Text("switched off: nothing proves that the states are the model's", style="yellow")
+        else:
+            passed = [when for when in ("start", "end") if "figures" in (canary.get(when) or {})]
+            yield "canary", Text("passed at the " + " and the ".join(passed) if passed else UNKNOWN)
+    if summary.get("repairs"):
+        yield "repairs", Text(clean(", ".join(map(str, summary["repairs"]))), style="yellow")
 
 
 def _length_text(up_to: int | None) -> str:

@@ -1,15 +1,14 @@
-"""From lines of a JSONL file to token ids: rendered, checked, and every refusal accounted for.
+"""From a data set to token ids: rendered, checked, and every refusal accounted for.
 
-Two kinds of record: `{"input_ids": [...]}` with an optional `loss_mask`, and chats, either `{"messages": [{"role",
-"content"}]}` or ShareGPT's `{"conversations": [{"from", "value"}]}`. A sample's index is its record's number in the
-file (0-based, blank lines not counted), so skipped records leave holes and an index means the same in every run.
+Two kinds of record: `{"input_ids": [...]}` with an optional `loss_mask`, and chats (see `chats`). A sample's index is
+its number in the data set, refused records counted (a chat that must be split takes an index for each part), so an
+index means the same in every run over the same data, template and tokenizer.
 
 Token ids are spooled to an unnamed temporary file: a large data set has more of them than fits a Python list.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from array import array
@@ -17,22 +16,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from remote_payload.extract.chats import is_chat, read_chat
+from remote_payload.extract.records import Malformed, Source, open_source
+from remote_payload.extract.render import ChatRenderer, Rendered
 from remote_payload.extract.settings import ConfigError
 
 KINDS = ("auto", "tokens", "chat")
-SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+"""What a record is; `auto` takes either, record by record."""
+
+OVER_LONG = ("truncate", "skip")
+"""What becomes of a sample of more than `max_seq_len` tokens."""
+
+NOTICES = frozenset({"truncated", "split", "no-loss"})
+"""Codes of a `Skip` whose sample is there all the same."""
 
 HISTOGRAM_EDGES = (64, 256, 1024, 4096, 16384, 65536)
 """Upper edges, in tokens, of the histogram of lengths; the last bin is open."""
-
-
-class Malformed(Exception):
-    """A record that is skipped. `code` is stable, `why` is for a person."""
-
-    def __init__(self, code: str, why: str) -> None:
-        super().__init__(why)
-        self.code = code
-        self.why = why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +51,27 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skip:
-    """A record that gives no sample (`truncated` is a notice: that sample is there). `line` counts from 1."""
+    """A record that gives no sample, or (codes in NOTICES) one about which something is to be said.
+
+    `line` is the record's line or row, from 1. A skipped record takes one index, as a sample would.
+    """
 
     index: int
     line: int
     code: str
     why: str
+
+
+Shard = tuple[int, int]
+"""(number from 1, of how many): each host of several takes the samples of its number."""
+
+WHOLE: Shard = (1, 1)
+
+
+def is_mine(index: int, shard: Shard) -> bool:
+    """Tell whether a sample, or a skipped record, belongs to a shard: neighbours go to different hosts."""
+    number, count = shard
+    return index % count == number - 1
 
 
 class Samples:
@@ -92,6 +106,16 @@ class Samples:
     def indexes(self) -> Sequence[int]:
         return self._indexes
 
+    def share(self, shard: Shard) -> Samples:
+        """Return the samples of one host of several."""
+        if shard == WHOLE:
+            return self
+        mine = Samples()
+        for sample in self:
+            if is_mine(sample.index, shard):
+                mine.add(sample)
+        return mine
+
     def histogram(self) -> list[dict[str, int | None]]:
         """Return the counts of lengths, `{"up_to": tokens, "samples": n}`; the last bin's edge is None."""
         edges: list[int | None] = [*HISTOGRAM_EDGES, None]
@@ -101,131 +125,146 @@ class Samples:
         return [{"up_to": edge, "samples": count} for edge, count in zip(edges, counts, strict=True)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """All samples of a data set, and how they came about."""
+
+    samples: Samples
+    container: str  # see `records.Source`
+    kinds: dict[str, int]  # records read as "tokens" and as "chat"
+    methods: dict[str, int]  # chats by how their loss mask was told, see `render`
+    indexes: int  # taken by samples and skipped records
+    unmasked: int  # samples without a loss mask: every token of theirs counts
+
+
 def read_samples(
     path: str,
     kind: str,
     *,
     max_samples: int | None,
     max_seq_len: int,
+    over_long: str = "truncate",
     vocabulary: int | None,
     tokenizer: Callable[[], Any],
     skip: Callable[[Skip], None],
-) -> Samples:
-    """Read the first `max_samples` valid samples of a JSONL file; `skip` is told of every other record read.
+) -> DataSet:
+    """Read the first `max_samples` valid samples of a data set; `skip` is told of every other record read.
 
-    Longer samples are cut to `max_seq_len` tokens and reported with code `truncated`. `tokenizer` is called once,
-    at the first chat. Raises ConfigError for a missing file, an unsupported kind, or if not one sample is valid.
+    Samples of more than `max_seq_len` tokens are cut and reported as `truncated`, or skipped as `over-long`.
+    `tokenizer` is called once, at the first chat. Raises ConfigError for a data set that cannot be read, if not one
+    sample is valid, or if no token of any sample counts.
     """
-    if kind not in KINDS:
-        raise ConfigError(f"data.kind is one of {', '.join(KINDS)}, not {kind!r}")
-    if not path.endswith((".jsonl", ".ndjson", ".json")):
-        raise ConfigError(
-            f"{path}: only JSONL data sets are supported (one JSON object a line, name ending in .jsonl)"
-        )
-    samples, skipped = Samples(), 0
-    renderer = ChatRenderer(tokenizer)
-    try:
-        file = open(path, "rb")  # noqa: SIM115 - closed below; the except clause must not cover the reading
-    except OSError as error:
-        raise ConfigError(f"cannot read the data set {path}: {error.strerror}") from error
-    with file:
-        index = -1
-        for number, line in enumerate(file, 1):
-            if max_samples is not None and len(samples) >= max_samples:
+    for name, value, known in (("kind", kind, KINDS), ("over_long", over_long, OVER_LONG)):
+        if value not in known:
+            raise ConfigError(f"data.{name} is one of {', '.join(known)}, not {value!r}")
+    reader = _Reader(
+        kind=kind, max_samples=max_samples, max_seq_len=max_seq_len, cut=over_long == "truncate",
+        vocabulary=vocabulary, renderer=ChatRenderer(tokenizer), skip=skip,
+    )  # fmt: skip
+    return reader.read(path, open_source(path))
+
+
+class _Reader:
+    """Gives every record its indexes, and every sample its checks."""
+
+    def __init__(
+        self, *, kind: str, max_samples: int | None, max_seq_len: int, cut: bool, vocabulary: int | None,
+        renderer: ChatRenderer, skip: Callable[[Skip], None],
+    ) -> None:  # fmt: skip
+        self._kind, self._limit, self._length, self._cut = kind, max_samples, max_seq_len, cut
+        self._vocabulary, self._renderer, self._skip = vocabulary, renderer, skip
+        self._samples = Samples()
+        self._index = 0
+        self._kinds = {"tokens": 0, "chat": 0}
+        self._counted = self._unmasked = 0
+
+    def read(self, path: str, source: Source) -> DataSet:
+        for record in source.records():
+            if self._full():
                 break
-            if not line.strip():
-                continue
-            index += 1
             try:
-                ids, mask = _tokens_of(_parse(line), kind, renderer)
-                _check_ids(ids, mask, vocabulary)
+                if isinstance(record.value, Malformed):
+                    raise record.value
+                pieces = self._pieces(record.value)
             except Malformed as reason:
-                skipped += 1
-                skip(Skip(index=index, line=number, code=reason.code, why=reason.why))
+                self._refuse(record.line, reason)
                 continue
-            if len(ids) > max_seq_len:
-                skip(Skip(index=index, line=number, code="truncated", why=f"{len(ids)} tokens cut to {max_seq_len}"))
-                ids, mask = ids[:max_seq_len], mask[:max_seq_len] if mask is not None else None
-            samples.add(Sample(index=index, token_ids=ids, loss_mask=mask))
-    if not len(samples):
-        raise ConfigError(f"{path} gives not one sample: {skipped} records skipped, {index + 1} read")
-    return samples
-
-
-class ChatRenderer:
-    """Renders chats with the model's own template; the loss mask needs its `{% generation %}` marks."""
-
-    def __init__(self, tokenizer: Callable[[], Any]) -> None:
-        self._make = tokenizer
-        self._tokenizer: Any = None
-        self._masks = False
-
-    def render(self, messages: list[dict[str, str]]) -> tuple[list[int], bytes | None]:
-        """Return token ids and loss mask (1 where the assistant speaks). Raises Malformed, ConfigError."""
-        if self._tokenizer is None:
-            self._tokenizer = self._make()
-            template = getattr(self._tokenizer, "chat_template", None)
-            if not template:
-                raise ConfigError("the model's tokenizer has no chat template, so chats cannot be rendered")
-            # Slow tokenizers have no character offsets, from which transformers derives the mask.
-            self._masks = bool(getattr(self._tokenizer, "is_fast", False)) and "generation %}" in str(template)
-        try:
-            rendered = self._tokenizer.apply_chat_template(
-                messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=self._masks
+            if len(pieces) > 1:
+                self._note(record.line, "split", f"the template alters earlier turns: {len(pieces)} samples")
+            for piece in pieces:
+                if self._full():
+                    break
+                self._take(record.line, piece)
+        if not len(self._samples):
+            raise ConfigError(f"{path} gives not one sample: {self._index} records read, all were skipped")
+        if not self._counted and not self._unmasked:
+            raise ConfigError(
+                f"no token of {path} counts: the loss mask of all {len(self._samples)} samples is zero throughout"
             )
-        except Exception as error:
-            # Templates refuse a chat with an exception of jinja's or of their own making.
-            raise Malformed("template", f"the chat template refuses it ({type(error).__name__}: {error})") from error
-        mask = bytes(rendered["assistant_masks"]) if self._masks else None
-        return list(rendered["input_ids"]), mask
+        return DataSet(
+            samples=self._samples, container=source.container,
+            kinds={kind: count for kind, count in self._kinds.items() if count},
+            methods=dict(self._renderer.methods), indexes=self._index, unmasked=self._unmasked,
+        )  # fmt: skip
+
+    def _full(self) -> bool:
+        return self._limit is not None and len(self._samples) >= self._limit
+
+    def _refuse(self, line: int, reason: Malformed) -> None:
+        self._note(line, reason.code, reason.why)
+        self._index += 1
+
+    def _note(self, line: int, code: str, why: str) -> None:
+        self._skip(Skip(index=self._index, line=line, code=code, why=why))
+
+    def _pieces(self, record: dict[str, Any]) -> list[Rendered | _Tokens]:
+        if self._kind != "chat" and record.get("input_ids") is not None:
+            tokens = _token_record(record)
+            self._kinds["tokens"] += 1
+            return [tokens]
+        if self._kind != "tokens" and is_chat(record):
+            pieces: list[Rendered | _Tokens] = list(self._renderer.render(read_chat(record)))
+            self._kinds["chat"] += 1
+            return pieces
+        wanted = {"tokens": "input_ids", "chat": "messages or conversations"}
+        raise Malformed("malformed", f"no {wanted.get(self._kind, 'input_ids, messages or conversations')} in it")
+
+    def _take(self, line: int, piece: Rendered | _Tokens) -> None:
+        ids, mask = piece.token_ids, piece.mask
+        try:
+            _check_ids(ids, mask, self._vocabulary)
+            if len(ids) > self._length and not self._cut:
+                raise Malformed("over-long", f"{len(ids)} tokens are more than {self._length}")
+        except Malformed as reason:
+            self._refuse(line, reason)
+            return
+        if len(ids) > self._length:
+            self._note(line, "truncated", f"{len(ids)} tokens cut to {self._length}")
+            ids, mask = ids[: self._length], mask[: self._length] if mask is not None else None
+        if mask is None:
+            self._unmasked += 1
+        elif 1 not in mask:
+            self._note(line, "no-loss", "no token of it counts: the assistant says nothing within its length")
+        self._counted += mask.count(1) if mask is not None else 0
+        self._samples.add(Sample(index=self._index, token_ids=ids, loss_mask=mask))
+        self._index += 1
 
 
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise Malformed("malformed", f"not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise Malformed("malformed", "not a JSON object")
-    return record
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tokens:
+    token_ids: list[int]
+    mask: bytes | None
 
 
-def _tokens_of(record: dict[str, Any], kind: str, renderer: ChatRenderer) -> tuple[list[int], bytes | None]:
-    if kind != "chat" and "input_ids" in record:
-        return _token_record(record)
-    if kind != "tokens" and ("messages" in record or "conversations" in record):
-        return renderer.render(_messages(record))
-    wanted = {"tokens": "input_ids", "chat": "messages or conversations"}
-    raise Malformed("malformed", f"no {wanted.get(kind, 'input_ids, messages or conversations')} in it")
-
-
-def _token_record(record: dict[str, Any]) -> tuple[list[int], bytes | None]:
+def _token_record(record: dict[str, Any]) -> _Tokens:
     ids, mask = record["input_ids"], record.get("loss_mask")
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
         raise Malformed("malformed", "input_ids is not a list of integers")
     if mask is None:
-        return ids, None
+        return _Tokens(token_ids=ids, mask=None)
     if not isinstance(mask, list) or len(mask) != len(ids) or not all(value in (0, 1) for value in mask):
         raise Malformed("malformed", "loss_mask is not a list of as many 0 and 1 as there are input_ids")
-    return ids, bytes(map(int, mask))
-
-
-def _messages(record: dict[str, Any]) -> list[dict[str, str]]:
-    turns = record.get("messages", record.get("conversations"))
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        raise Malformed("malformed", "the chat is not a list of objects")
-    if not turns:
-        raise Malformed("empty", "the chat has no message")
-    messages = []
-    for turn in turns:
-        role = turn.get("role", SHAREGPT_ROLES.get(str(turn.get("from"))))
-        content = turn.get("content", turn.get("value"))
-        if not isinstance(role, str):
-            raise Malformed("malformed", f"unknown speaker {turn.get('role', turn.get('from'))!r}")
-        if not isinstance(content, str):
-            raise Malformed("malformed", f"the {role}'s content is not text")
-        messages.append({"role": role, "content": content})
-    return messages
+    return _Tokens(token_ids=ids, mask=bytes(map(int, mask)))
 
 
 def _check_ids(ids: list[int], mask: bytes | None, vocabulary: int | None) -> None:

@@ -1,8 +1,9 @@
 """The extraction job: data set -> token ids -> vLLM -> sample files. Run as a module by the supervisor.
 
-Phases, each an event with its seconds: `data` (render and check every sample), `resume` (prove what an earlier run
-wrote), `load` (engine start and probe), `capture` (prefill and write), `drain` (the last writers' errors). Exit code
-0: every sample is written; 2: the plan cannot be (nothing was loaded); 1: anything else, with an `exception` event.
+Phases, each an event with its seconds: `data` (render and check every sample), `resume` (prove what is there), `load`
+(engine start), `probe` (its first steps), `canary`, `capture` (prefill), `drain` (wait for the writers),
+`canary-end`. Exit code 0: every sample is written; 2: the plan cannot be (nothing was loaded); 3: the canary failed;
+1: anything else, with an `exception` event.
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from remote_payload.extract import arrow, output
 from remote_payload.extract.admission import Admission, Room
+from remote_payload.extract.canary_run import CanaryError, CanaryGuard, Generate
 from remote_payload.extract.collect import PROBE_KEY
-from remote_payload.extract.dataset import Samples, Skip, read_samples
+from remote_payload.extract.dataset import NOTICES, DataSet, Samples, Skip, is_mine, read_samples
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
-from remote_payload.extract.output import identity, write_manifest
+from remote_payload.extract.formats import format_named
+from remote_payload.extract.identity import difference
 from remote_payload.extract.pool import DEFAULT_BUFFER_BYTES
 from remote_payload.extract.progress import Counts, LedgerTail, PatientEvents, Progress
 from remote_payload.extract.requests import VllmEngine, one_token, shut_down
 from remote_payload.extract.resume import require_same_kind, resume
 from remote_payload.extract.settings import (
+    CANARY_EXIT,
     CONFIG_EXIT,
     MANIFEST,
     CaptureSettings,
@@ -51,6 +56,18 @@ WHY_LIMIT = 500
 PROBE_PROMPTS, PROBE_TOKENS = 3, 64
 """Real prompts, cut: enough rows for a median, few enough to cost nothing beside a load."""
 
+NOTED = {
+    "truncated": "cut to max_seq_len",
+    "split": "split where the template alters earlier turns",
+    "no-loss": "kept although no token of theirs counts",
+}
+
+METHODS = {
+    "generation": "the template's generation marks",
+    "prefix": "rendered prefixes",
+    "turns": "turn (the template alters earlier ones)",
+}
+
 RANK_TOLERANCE = 1e-2
 """Relative difference of a state's norm between ranks. They hold the same states; a rank with a share of them, or
 with half a sum, is off by tens of per cent."""
@@ -63,7 +80,12 @@ class Extraction:
         self._job, self._events = job, events
         self._ledger = Journal(os.path.join(job.paths.ledger, "driver.jsonl"))
         self._skips: Counter[str] = Counter()
+        self._repairs: list[str] = []  # what the worker found broken in this vLLM and put right
         self._llm: Any = None
+        self._guard: CanaryGuard | None = None
+        number, count = job.spec["shard"]
+        self._shard = (number, count)
+        self._kept_header: Mapping[str, str] = {}
 
     def run(self) -> None:
         """Raises ConfigError before anything is loaded, and whatever vLLM or the capture raises later."""
@@ -72,22 +94,32 @@ class Extraction:
             facts = read_model_facts(spec)
             settings = capture_settings(spec, facts)
             arguments = engine_arguments(self._job, settings, facts)
-            samples = self._read(facts)
-        pending, kept = self._take_over(samples, identity(spec, settings, facts))
+            data = self._read(facts)
+            samples = data.samples.share(self._shard)
+            if not len(samples):
+                raise ConfigError(f"shard {spec['shard']} is empty: the data set gives {len(data.samples)} samples")
+        pending, kept = self._take_over(samples, output.identity(spec, settings, facts))
         try:
             path = "kept"
             if len(pending):
                 with self._phase("load"):
                     self._llm = self._load(arguments)
+                with self._phase("probe"):
                     path = self._choose_path(self._llm, settings, pending)
-            self._write_manifest(samples, settings, facts, path)
+                    self._guard = CanaryGuard(
+                        self._llm, _answers_of(self._llm), self._job, facts, pending, self._events
+                    )
+                with self._phase("canary"):
+                    self._guard.check("start")
+            self._write_manifest(data, samples, settings, facts, path)
             self._capture(pending, kept, total=len(samples))
         except Exception as error:
             self._record_failures(pending, error)
             raise
+        self._write_arrow(data)
 
     def _capture(self, pending: Samples, kept: Counts, *, total: int) -> None:
-        skipped = sum(count for code, count in self._skips.items() if code != "truncated")
+        skipped = sum(count for code, count in self._skips.items() if code not in NOTICES)
         with Progress(self._events, total=total, skipped=skipped, kept=kept) as progress:
             if self._llm is not None:
                 tail = LedgerTail(self._job.paths.ledger)
@@ -96,6 +128,9 @@ class Extraction:
                     admission.run(pending)
                 with self._phase("drain"):
                     self._tell(self._llm.collective_rpc("ctl_drain"))
+                if self._guard is not None:
+                    with self._phase("canary-end"):
+                        self._guard.check("end")
         if progress.done != total:
             raise CaptureError(f"{progress.done} of {total} samples are on disk after the last writer ended")
 
@@ -139,7 +174,7 @@ class Extraction:
     def _notice(self, level: str, code: str, text: str) -> None:
         self._events.emit("notice", level=level, code=code, text=text)
 
-    def _read(self, facts: ModelFacts) -> Samples:
+    def _read(self, facts: ModelFacts) -> DataSet:
         spec = self._job.spec
 
         def tokenizer() -> Any:
@@ -150,18 +185,37 @@ class Extraction:
             )
 
         def skip(record: Skip) -> None:
+            if not is_mine(record.index, self._shard):
+                return  # another host's share accounts for it
             self._skips[record.code] += 1
-            kind = "notice" if record.code == "truncated" else "skipped"
+            kind = "notice" if record.code in NOTICES else "skipped"
             self._ledger.append({"index": record.index, "line": record.line, kind: record.code, "why": record.why})
 
-        samples = read_samples(
+        data = read_samples(
             spec["data"], spec["data_kind"], max_samples=spec["max_samples"], max_seq_len=spec["max_seq_len"],
-            vocabulary=facts.vocabulary, tokenizer=tokenizer, skip=skip,
+            over_long=spec["over_long"], vocabulary=facts.vocabulary, tokenizer=tokenizer, skip=skip,
         )  # fmt: skip
+        self._notice("info", "data-kind", describe(data))
         for code, count in sorted(self._skips.items()):
-            what = "cut to max_seq_len" if code == "truncated" else f"skipped ({code})"
+            what = NOTED.get(code, f"skipped ({code})")
             self._notice("warn", f"data-{code}", f"{count} of the records were {what}; see ledger/driver.jsonl")
-        return samples
+        if data.unmasked:
+            text = f"{data.unmasked} samples have no loss mask: where one is stored, all their tokens count"
+            self._notice("warn", "data-unmasked", text)
+        return data
+
+    def _write_arrow(self, data: DataSet) -> None:
+        """Write the data set beside the files, if the format has one; without pyarrow say how to get it."""
+        spec = self._job.spec
+        if not format_named(spec["format"]).arrow:
+            return
+        try:
+            arrow.write_data_set(
+                spec["output"], data.samples, indexes=data.indexes, fingerprint=self._job.run_id.replace("-", "")
+            )
+        except ConfigError as error:
+            text = f"the Arrow data set that speculators trains from was not written: {error}; then resume this run"
+            self._notice("warn", "arrow-missing", text)
 
     def _take_over(self, samples: Samples, identity: Mapping[str, Any]) -> tuple[Samples, Counts]:
         """Return what is to be captured, and what is there already and proved. Raises ConfigError."""
@@ -175,8 +229,8 @@ class Extraction:
                 kept = kept.plus(line)
                 self._ledger.append(line)
             self._notice("warn" if found.bad else "info", "resumed", found.text())
-            samples = found.missing
-        write_manifest(spec["output"], identity, self._job.run_id, manifest)
+            samples, self._kept_header = found.missing, found.header
+        output.write_manifest(spec["output"], identity, self._job.run_id, manifest)
         return samples, kept
 
     def _looking(self) -> Callable[[int, int], None]:
@@ -204,6 +258,10 @@ class Extraction:
         """
         prompts = [sample.token_ids[:PROBE_TOKENS] for sample, _ in zip(samples, range(PROBE_PROMPTS), strict=False)]
         facts = llm.collective_rpc("ctl_facts")
+        self._repairs = list(facts[0]["repairs"])
+        differs = difference(self._kept_header, facts[0]["identity"])
+        if differs:
+            raise CaptureError(f"the samples that are there were captured with {differs}: write into an empty folder")
         native = all(rank["native"] for rank in facts)
         for kind in ("native", "hooks") if native else ("hooks",):
             llm.collective_rpc("ctl_probe", args=(kind,))
@@ -226,7 +284,9 @@ class Extraction:
         self._notice("info", "capture-path", text)
         return path
 
-    def _write_manifest(self, samples: Samples, settings: CaptureSettings, facts: ModelFacts, path: str) -> None:
+    def _write_manifest(
+        self, data: DataSet, samples: Samples, settings: CaptureSettings, facts: ModelFacts, path: str
+    ) -> None:
         """Say what the verify step must find; it has no other source for it."""
         import safetensors
         import torch
@@ -240,17 +300,37 @@ class Extraction:
         write_json(
             os.path.join(self._job.paths.folder, MANIFEST),
             {
-                "expected": len(samples), "tokens": samples.tokens, "records": samples.indexes[-1] + 1,
+                "expected": len(samples), "tokens": samples.tokens, "records": data.indexes,
+                "shard": list(self._shard), "data": describe(data),
                 "skipped": dict(self._skips), "boundaries": list(settings.boundaries), "num_layers": facts.layers,
                 "hidden": facts.hidden, "final_norm": settings.final_norm, "capture_path": path,
-                "token_lengths": samples.histogram(), "versions": versions,
+                "token_lengths": samples.histogram(), "versions": versions, "repairs": self._repairs,
             },
         )  # fmt: skip
 
 
-def _generate(llm: Any, prompts: list[list[int]], extra: list[dict[str, Any]]) -> None:
-    parameters = [one_token(keys) for keys in extra]
-    llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
+def describe(data: DataSet) -> str:
+    """Return in words what the data set was taken for."""
+    kinds = " and ".join(f"{count} {kind} records" for kind, count in data.kinds.items())
+    methods = ", ".join(f"{count} by {METHODS[method]}" for method, count in data.methods.items())
+    return f"{data.container}: {kinds}" + (f"; loss mask of {methods}" if methods else "")
+
+
+def _generate(
+    llm: Any, prompts: list[list[int]], extra: list[dict[str, Any]], logprobs: int | None = None
+) -> list[Any]:
+    parameters = [one_token(keys, logprobs) for keys in extra]
+    return list(llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False))
+
+
+def _answers_of(llm: Any) -> Generate:
+    """Return what the canary runs prompts with: it needs the engine's own next token and its log probability."""
+
+    def generate(prompts: list[list[int]], extra: list[dict[str, Any]]) -> list[tuple[int, float]]:
+        outputs = [output.outputs[0] for output in _generate(llm, prompts, extra, logprobs=1)]
+        return [(out.token_ids[0], out.logprobs[0][out.token_ids[0]].logprob) for out in outputs]
+
+    return generate
 
 
 def _check_ranks_agree(proofs: Sequence[dict[str, Any]]) -> None:
@@ -276,6 +356,9 @@ def main() -> int:
         ExceptionReporter(events, None).report(error, "config")
         print(f"ctl: {error}", file=sys.stderr)
         return CONFIG_EXIT
+    except CanaryError as error:
+        print(f"ctl: {error}", file=sys.stderr)  # its findings are `problem` events: a traceback would say no more
+        return CANARY_EXIT
     except Exception as error:
         ExceptionReporter(events, None).report(error, "driver")
         raise

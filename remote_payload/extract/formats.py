@@ -1,30 +1,37 @@
 """The layouts of a sample file: how to write one whole, and how to check one without loading its tensors.
 
-A format is one `Format` value: a name, a writer and an inspector. Only the standard library is needed, so that the
-verify step starts at once and the inspector can be trusted where torch is broken.
+A format is one `Format` value: a name, a writer, an inspector, a reader, and what its consumers take for granted
+about the states. Inspecting needs only the standard library, so that the verify step starts at once and can be
+trusted where torch is broken; it executes nothing that a file holds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import os
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from remote_payload.host.files import CHUNK, fsync_folder, write_all
 
-ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1}
 """Bytes of an element by safetensors' dtype names."""
 
-DTYPE_CODES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+DTYPE_CODES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "fp8": "F8_E4M3"}
+
+FP8 = "F8_E4M3"
+SCALE_BYTES = 4
+"""fp8 is stored with one fp32 scale a token."""
 
 HEADER_LIMIT = 1 << 20
 """Bytes. Our headers hold a few kilobytes; a longer one is not ours or is damaged."""
 
 TEMPORARY_SUFFIX = ".partial"
+
+GROUP_PREFIX = "rows_"
+"""Folders below the output in which a format groups its files are made as they are needed."""
 
 
 class HalfFileError(ValueError):
@@ -37,12 +44,17 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleData:
-    """One sample in memory: `hidden` is contiguous [tokens, states, hidden], ids are int64 little-endian."""
+    """One sample in memory: `hidden` is contiguous [tokens, states, hidden], ids are int64 little-endian.
+
+    `loss_mask` holds one 0 or 1 a token, `scales` one fp32 a token (fp8 only: state = stored value * scale).
+    """
 
     token_ids: bytes
+    loss_mask: bytes
     hidden: memoryview
     shape: tuple[int, int, int]
     dtype: str  # a key of ITEM_BYTES
+    scales: memoryview | None
     metadata: Mapping[str, str]
 
 
@@ -59,30 +71,74 @@ class SampleFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """`write` puts the whole file into a sink; `inspect` raises HalfFileError unless the file is whole.
+    """`write` puts the whole file into a sink; `inspect` and `read` raise HalfFileError unless the file is whole.
 
-    `head` is there where a file is head + hidden states + token ids: it returns a head of exactly that many bytes, or
-    None if it does not fit, so that a long sample's rows can be written before their head is known.
+    `final_norm`: whether consumers expect the model's last state after its final norm; `says_norm`: they read in the
+    file which it is, so either will do.
+    `needs_final`: the last of the boundaries must be the model's last. `convention`: how its users number layers, a
+    key of protocol.LAYER_CONVENTIONS. `dtypes`: those that its consumers read. `head` is there where a file is head +
+    hidden states + token ids: it returns a head of exactly that many bytes, or None if it does not fit, so that a
+    long sample's rows can be written before their head is known.
     """
 
     name: str
     file_name: Callable[[int], str]
     write: Callable[[SampleData, Sink], None]
     inspect: Callable[[str], SampleFacts]
+    read: Callable[[str], SampleData]
+    convention: str
+    final_norm: bool
+    says_norm: bool
+    needs_final: bool
+    dtypes: frozenset[str]
     head: Callable[[SampleData, int], bytes | None] | None = None
+    arrow: bool = False  # a data set of token ids and masks lies beside the files
+
+
+def why_unfit(
+    form: Format, *, boundaries: Sequence[int], layers: int, final_norm: bool, dtype: str | None
+) -> str | None:
+    """Return why a format's consumers would misread such states, None if they would not; `dtype` None: not known."""
+    if dtype is not None and dtype not in form.dtypes:
+        return f"format {form.name} has no {dtype}: its consumers read {', '.join(sorted(form.dtypes))}"
+    if form.needs_final and (boundaries[-1] != layers or len(boundaries) < 2):
+        return (
+            f"format {form.name} needs the model's last boundary, {layers}, as the last of at least two, not "
+            f"{list(boundaries)}"
+        )
+    if not form.says_norm and form.final_norm != final_norm:
+        wanted, got = ("after", "before") if form.final_norm else ("before", "after")
+        return f"consumers of format {form.name} expect the last state {wanted} the final norm, it is {got} it"
+    return None
+
+
+NAMES = ("speculators", "speculators-0.3", "specforge", "modelopt")
 
 
 def format_named(name: str) -> Format:
     """Raises ValueError, naming the formats that there are."""
-    try:
-        return FORMATS[name]
-    except KeyError:
-        raise ValueError(f"format {name!r} is not supported; supported: {', '.join(FORMATS)}") from None
+    # The layouts are written in terms of this module.
+    from remote_payload.extract import format_safetensors, format_torch
+
+    forms = {form.name: form for form in (format_safetensors.SPECULATORS, *format_torch.FORMATS)}
+    if name not in forms:
+        raise ValueError(f"format {name!r} is not supported; supported: {', '.join(NAMES)}")
+    return forms[name]
 
 
 def token_digest(token_ids: bytes) -> str:
     """Return the sha256 of token ids as int64 little-endian: the identity of a sample's text."""
     return hashlib.sha256(token_ids).hexdigest()
+
+
+def mask_of_spans(spans: Sequence[Sequence[int]] | None, tokens: int) -> bytes:
+    """Return a loss mask of one 0 or 1 a token from [start, end) ranges; without ranges every token counts."""
+    if spans is None:
+        return b"\x01" * tokens
+    mask = bytearray(tokens)
+    for start, end in spans:
+        mask[start:end] = b"\x01" * (end - start)
+    return bytes(mask)
 
 
 def publish(path: str, write: Callable[[Sink], None]) -> tuple[int, str]:
@@ -91,6 +147,9 @@ def publish(path: str, write: Callable[[Sink], None]) -> tuple[int, str]:
     Raises OSError naming the file; then no part of it is left under any name.
     """
     folder, name = os.path.split(path)
+    if os.path.basename(folder).startswith(GROUP_PREFIX) and not os.path.isdir(folder):
+        with contextlib.suppress(FileExistsError):  # another writer's was first
+            os.mkdir(folder)
     temporary = os.path.join(folder, f".{name}{TEMPORARY_SUFFIX}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
     try:
@@ -123,74 +182,3 @@ class _HashingSink:
             write_all(self._descriptor, piece)  # type: ignore[arg-type]  # any bytes-like object
             self.digest.update(piece)
         self.bytes += len(view)
-
-
-# --------------------------------------------------------------------------------------- speculators
-# `hs_{i}.safetensors`: `hidden_states` [tokens, states, hidden], then `token_ids` int64 [tokens].
-
-
-def _write_speculators(sample: SampleData, sink: Sink) -> None:
-    encoded = _speculators_header(sample)
-    encoded += b" " * (-len(encoded) % 8)  # the format wants the tensors aligned
-    sink.write(struct.pack("<Q", len(encoded)) + encoded)
-    sink.write(sample.hidden)
-    sink.write(sample.token_ids)
-
-
-def _speculators_head(sample: SampleData, size: int) -> bytes | None:
-    encoded = _speculators_header(sample)
-    if 8 + len(encoded) > size:
-        return None
-    return struct.pack("<Q", size - 8) + encoded.ljust(size - 8)
-
-
-def _speculators_header(sample: SampleData) -> bytes:
-    tokens, states, width = sample.shape
-    ids_start = tokens * states * width * ITEM_BYTES[sample.dtype]
-    header = {
-        "__metadata__": dict(sample.metadata),
-        "hidden_states": {"dtype": sample.dtype, "shape": list(sample.shape), "data_offsets": [0, ids_start]},
-        "token_ids": {"dtype": "I64", "shape": [tokens], "data_offsets": [ids_start, ids_start + 8 * tokens]},
-    }
-    return json.dumps(header, separators=(",", ":")).encode()
-
-
-def _inspect_speculators(path: str) -> SampleFacts:
-    with open(path, "rb") as file:
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 0 < length <= HEADER_LIMIT:
-            raise HalfFileError("no safetensors header")
-        try:
-            header = json.loads(file.read(length))
-            hidden, ids = header["hidden_states"], header["token_ids"]
-            tokens, states, width = hidden["shape"]
-            expected = tokens * states * width * ITEM_BYTES[hidden["dtype"]]
-            offsets = (hidden["data_offsets"], ids["data_offsets"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise HalfFileError(f"its safetensors header is damaged ({type(error).__name__}: {error})") from error
-        if ids["shape"] != [tokens] or offsets != ([0, expected], [expected, expected + 8 * tokens]):
-            raise HalfFileError(f"its header contradicts itself: {hidden}, {ids}")
-        size, promised = os.fstat(file.fileno()).st_size, 8 + length + expected + 8 * tokens
-        if size != promised:
-            raise HalfFileError(f"it has {size} bytes, its header promises {promised}")
-        file.seek(8 + length + expected)
-        token_ids = file.read(8 * tokens)
-    return SampleFacts(
-        shape=(tokens, states, width),
-        dtype=hidden["dtype"],
-        bytes=size,
-        token_sha256=token_digest(token_ids),
-        metadata=header.get("__metadata__", {}),
-    )
-
-
-SPECULATORS = Format(
-    name="speculators",
-    file_name=lambda index: f"hs_{index}.safetensors",
-    write=_write_speculators,
-    inspect=_inspect_speculators,
-    head=_speculators_head,
-)
-
-FORMATS = {form.name: form for form in (SPECULATORS,)}

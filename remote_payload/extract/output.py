@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remote_payload.extract.formats import DTYPE_CODES
+from remote_payload.extract.identity import asked
 from remote_payload.extract.settings import CaptureSettings, ModelFacts
 from remote_payload.host.files import read_json, read_lines, write_json
 from remote_payload.host.protocol import OUTPUT_LEDGER, OUTPUT_MANIFEST, ExtractSpec
@@ -22,16 +23,9 @@ SCHEMA_VERSION = 1
 SEMANTICS = 1
 """Raised whenever the same plan would make this payload store other values than before."""
 
-VALUE_ARGUMENTS = (
-    "quantization", "kv_cache_dtype", "attention_backend", "attention_config", "moe_backend", "kernel_config",
-    "hf_overrides", "rope_scaling", "rope_theta", "load_format", "seed",
-)  # fmt: skip
-"""Engine arguments that change the values of states, as far as they are set."""
-
 
 def identity(spec: ExtractSpec, settings: CaptureSettings, facts: ModelFacts) -> dict[str, Any]:
     """Return what all samples of a folder must have in common, JSON-ready."""
-    engine = {name: spec["engine"][name] for name in VALUE_ARGUMENTS if spec["engine"].get(name) is not None}
     return {
         "semantics": SEMANTICS,
         "format": spec["format"],
@@ -44,7 +38,7 @@ def identity(spec: ExtractSpec, settings: CaptureSettings, facts: ModelFacts) ->
         "final_norm": settings.final_norm,
         "dtype": spec["dtype"] if spec["dtype"] != "auto" else facts.dtype or "auto",
         "store_dtype": store_dtype_code(spec, facts) or "auto",
-        "engine": engine,
+        "engine": asked(spec),
     }
 
 

@@ -43,14 +43,15 @@ class VllmEngine:
         return list(self._llm.collective_rpc("ctl_status"))
 
 
-def one_token(extra: dict[str, Any]) -> Any:
+def one_token(extra: dict[str, Any], logprobs: int | None = None) -> Any:
     """Return sampling parameters for a prompt whose states alone matter; `extra` reaches the worker."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
-        max_tokens=1, temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, extra_args=extra
-    )
+        max_tokens=1, temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY, extra_args=extra,
+        logprobs=logprobs,
+    )  # fmt: skip
 
 
 def shut_down(llm: Any) -> None:

@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from remote_payload.extract import arrow
 from remote_payload.extract.dataset import Sample, Samples
 from remote_payload.extract.formats import TEMPORARY_SUFFIX, format_named, token_digest
+from remote_payload.extract.identity import asked_in
 from remote_payload.extract.inspector import Inspection, inspect_all
 from remote_payload.extract.output import differences, read_ledger, read_manifest
 from remote_payload.extract.settings import ConfigError
@@ -24,15 +26,22 @@ from remote_payload.host.files import fsync_folder
 from remote_payload.host.journal import Journal
 from remote_payload.host.protocol import OUTPUT_MANIFEST, ExtractSpec
 
+REPLACED = (OUTPUT_MANIFEST, arrow.INFO, arrow.STATE)
+"""What `write_json` puts in the output: by way of a temporary file of the same name with a dot before it."""
+
 REASONS = "why.jsonl"
 """In the quarantine: {"index", "file", "code", "why"} a line."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Resumed:
-    """What a folder held. `kept`: ledger lines of good files; `bad`: code -> number of files put aside."""
+    """What a folder held. `kept`: ledger lines of good files; `bad`: code -> number of files put aside.
+
+    `header`: what the first of the kept files says of itself.
+    """
 
     kept: list[dict[str, Any]] = field(default_factory=list)
+    header: Mapping[str, str] = field(default_factory=dict)
     missing: Samples = field(default_factory=Samples)
     bad: Counter[str] = field(default_factory=Counter)
     swept: int = 0
@@ -85,6 +94,7 @@ class Expected:
     hidden: int
     dtype: str | None
     header: Mapping[str, str]  # a file that lacks a key (not every format has room for all) passes
+    engine: Mapping[str, Any]  # what it was asked for, see `identity.asked`
 
 
 def expected_of(identity: Mapping[str, Any]) -> Expected:
@@ -99,6 +109,7 @@ def expected_of(identity: Mapping[str, Any]) -> Expected:
         hidden=identity["hidden"],
         dtype=None if dtype == "auto" else dtype,
         header=header,
+        engine=identity["engine"],
     )
 
 
@@ -125,13 +136,16 @@ def resume(
             result.missing.add(sample)
             continue
         looked += 1
-        code, why = verdict(sample, expected, ledger.get(sample.index), next(inspections))
+        found = next(inspections)
+        code, why = verdict(sample, expected, ledger.get(sample.index), found)
         if code:
             quarantine.take(sample.index, name, code, why)
             result.bad[code] += 1
             result.missing.add(sample)
         else:
             result.kept.append(ledger[sample.index])
+            if found.facts is not None and not result.header:
+                result.header = found.facts.metadata
         told(looked, len(ours))
     result.others = len(names - wanted)
     inspections.close()
@@ -160,6 +174,9 @@ def verdict(
     for key, value in expected.header.items():
         if facts.metadata.get(key, value) != value:
             return "header", f"its header says {key} {facts.metadata[key]}, not {value}"
+    engine = asked_in(facts.metadata)
+    if engine not in (None, expected.engine):
+        return "header", f"its header says that the engine was asked for {engine}, not {expected.engine}"
     spans = sample.loss_spans()
     if facts.metadata and facts.metadata.get("loss_spans") != (None if spans is None else json.dumps(spans)):
         return "mask", "its loss mask is not that of the data set's record"
@@ -187,8 +204,10 @@ def sweep(output: str) -> list[str]:
 
 
 def _is_half(name: str) -> bool:
-    """Whether a file is one that our writers rename when it is whole: a sample, or the manifest."""
-    return (name.startswith(".") and name.endswith(TEMPORARY_SUFFIX)) or name.startswith(f".{OUTPUT_MANIFEST}.")
+    """Whether a file is one that our writers rename when it is whole: a sample, or what describes them all."""
+    if name.startswith(".") and name.endswith(TEMPORARY_SUFFIX):
+        return True
+    return any(name.startswith(f".{whole}.") for whole in REPLACED)
 
 
 def _files(output: str) -> Iterator[str]:

@@ -48,12 +48,22 @@ def flattened(operation: Any) -> Any:
     return rotary_embedding
 
 
+CAUSE = "this vLLM's CPU rotary kernel rotates MLA queries wrongly, depending on the batch"
+
+
+def broken() -> bool:
+    """Whether this process would rotate wrongly."""
+    from vllm import _custom_ops
+
+    operation = getattr(_custom_ops, "rotary_embedding", None)
+    return operation is not None and is_wrong(operation)
+
+
 def repair() -> bool:
     """Wrap the kernel of this process if it is wrong; return whether it was."""
     from vllm import _custom_ops
 
-    operation = getattr(_custom_ops, "rotary_embedding", None)
-    if operation is None or not is_wrong(operation):
+    if not broken():
         return False
-    _custom_ops.rotary_embedding = flattened(operation)
+    _custom_ops.rotary_embedding = flattened(_custom_ops.rotary_embedding)
     return True

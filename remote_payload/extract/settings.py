@@ -6,12 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from remote_payload.extract.formats import format_named
+from remote_payload.extract.formats import DTYPE_CODES, format_named, why_unfit
 from remote_payload.host.files import read_json
 from remote_payload.host.protocol import Accelerator, ExtractSpec, RunPaths, Stale
 
 MANIFEST = "extract.json"
 """In the run folder, written by the driver: what the verify step must find (see `engine.manifest`)."""
+
+CANARY = "canary.json"
+"""In the run folder, written by the driver: what the canary measured; part of the summary."""
+
+REHEARSAL = "rehearsal.json"
+"""In the run folder: what the rehearsal proved, and what it cannot prove; part of the summary."""
 
 CONFIG_KEY = "ctl_capture"
 """Our entry in vLLM's `additional_config`, which its compile-cache hash covers."""
@@ -19,8 +25,9 @@ CONFIG_KEY = "ctl_capture"
 WORKER = "remote_payload.extract.worker.CaptureWorker"
 
 CAPTURES = ("auto", "hooks", "native")
-STORE_DTYPES = ("auto", "bfloat16", "float16", "float32")
+STORE_DTYPES = ("auto", "bfloat16", "float16", "float32", "fp8")
 CONFIG_EXIT = 2
+CANARY_EXIT = 3
 
 # Each of these would hand a worker only part of a batch's rows or layers, or run the model more than once a step.
 SPLITTING = (
@@ -154,7 +161,7 @@ def capture_settings(spec: ExtractSpec, facts: ModelFacts) -> CaptureSettings:
         if value not in known:
             raise ConfigError(f"{name} is one of {', '.join(known)}, not {value!r}")
     try:
-        format_named(spec["format"])
+        form = format_named(spec["format"])
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if spec["final_norm"] and facts.layers not in boundaries:
@@ -167,6 +174,13 @@ def capture_settings(spec: ExtractSpec, facts: ModelFacts) -> CaptureSettings:
             f"in float16 vLLM divides this model's residual stream by {facts.residual_scale}, so the states would "
             'not be the model\'s: use dtype = "bfloat16"'
         )
+    stored = dtype if spec["store_dtype"] == "auto" else spec["store_dtype"]
+    reason = why_unfit(
+        form, boundaries=boundaries, layers=facts.layers, final_norm=spec["final_norm"],
+        dtype=DTYPE_CODES.get(str(stored)),
+    )  # fmt: skip
+    if reason:
+        raise ConfigError(reason)
     return CaptureSettings(
         boundaries=boundaries,
         layers=facts.layers,

@@ -81,7 +81,8 @@ class Spill:
             return self._descriptor
 
     def _rewrite(self, path: str, data: SampleData) -> tuple[int, str]:
-        with mmap.mmap(self._open(), HEAD_BYTES + self._size, access=mmap.ACCESS_READ) as mapped:
+        # Copy on write: nothing writes to it, but torch warns of memory that cannot be written to.
+        with mmap.mmap(self._open(), HEAD_BYTES + self._size, access=mmap.ACCESS_COPY) as mapped:
             whole = memoryview(mapped)
             rows = whole[HEAD_BYTES:]
             try:

@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from remote_payload.extract.formats import Format, SampleData, Sink, publish, token_digest
+from remote_payload.extract.formats import Format, SampleData, Sink, mask_of_spans, publish, token_digest
 from remote_payload.extract.pool import DEFAULT_BUFFER_BYTES, Abandoned, BufferPool
+from remote_payload.extract.quantize import to_fp8
 from remote_payload.extract.spill import Spill
 from remote_payload.extract.statistics import STATISTICS, measure, summarize_states
 from remote_payload.host.journal import Journal
@@ -31,7 +32,10 @@ WRITERS = 4
 PIECES = 8
 """A streamed piece is at most this part of the pool: two samples fill pieces while as many are being written."""
 
-DTYPE_CODES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+DTYPE_NAMES = {
+    torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float8_e4m3fn: "F8_E4M3",
+}  # fmt: skip
+"""safetensors' names."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -47,6 +51,7 @@ class Buffer:
     hidden: torch.Tensor | None
     statistics: torch.Tensor
     started: float  # time.monotonic()
+    scales: torch.Tensor | None = None  # fp32 [tokens], with fp8
     spill: Spill | None = None
     writes: list[Future[None]] = field(default_factory=list)
     wanted: bool = True
@@ -81,6 +86,7 @@ class SampleStore:
         os.makedirs(output, exist_ok=True)
         self._output, self._form, self._boundaries, self._hidden = output, form, tuple(boundaries), hidden
         self._dtype, self._ledgers, self._metadata = dtype, tuple(ledgers), metadata
+        self._fp8 = dtype == torch.float8_e4m3fn
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.row_bytes = len(self._boundaries) * hidden * dtype.itemsize
         if buffer_bytes < PIECES * self.row_bytes:
@@ -101,6 +107,7 @@ class SampleStore:
         if not streamed and not self.pool.acquire(size, self.check):
             self._deferred.append(index)
             return None
+        pinned = self._stream is not None
         return Buffer(
             index=index,
             token_ids=array("q", token_ids).tobytes(),
@@ -109,12 +116,16 @@ class SampleStore:
             spill=Spill(self._output, self._form, index, tokens, self.row_bytes) if streamed else None,
             statistics=self._host_tensor(tokens, STATISTICS, torch.float32),
             started=time.monotonic(),
+            scales=torch.empty(tokens, dtype=torch.float32, pin_memory=pinned) if self._fp8 else None,
         )
 
     def block(self, states: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """Return the rows of `spans` (row, count), one after another, as [rows, states, hidden] in store dtype."""
+        """Return the rows of `spans` (row, count), one after another, as [rows, states, hidden] in store dtype.
+
+        With fp8 in the model's own dtype: `copy` quantises, once it has measured.
+        """
         picked = [torch.cat([state[row : row + count] for row, count in spans]) for state in states]
-        return torch.stack([rows.to(self._dtype) for rows in picked], dim=1)
+        return torch.stack([rows if self._fp8 else rows.to(self._dtype) for rows in picked], dim=1)
 
     def copy(self, block: torch.Tensor, parts: Sequence[tuple[Buffer, int, int]]) -> list[Buffer]:
         """Copy consecutive rows of `block` into (buffer, first position, count) parts, with their statistics.
@@ -122,13 +133,16 @@ class SampleStore:
         Return the buffers that had to be deferred; they are discarded already.
         """
         statistics = measure(block)
+        scales = None
+        if self._fp8:
+            block, scales = to_fp8(block)
         if self._stream is None:
-            return self._copy(block, statistics, parts)
+            return self._copy(block, statistics, scales, parts)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            deferred = self._copy(block, statistics, parts)
+            deferred = self._copy(block, statistics, scales, parts)
             done = self._recorded()
-        for tensor in (block, statistics):
+        for tensor in (block, statistics) if scales is None else (block, statistics, scales):
             tensor.record_stream(self._stream)  # their memory must not be reused before the copy
         for buffer, _, _ in parts:
             buffer.copied = done
@@ -184,7 +198,11 @@ class SampleStore:
         return event
 
     def _copy(
-        self, block: torch.Tensor, statistics: torch.Tensor, parts: Sequence[tuple[Buffer, int, int]]
+        self,
+        block: torch.Tensor,
+        statistics: torch.Tensor,
+        scales: torch.Tensor | None,
+        parts: Sequence[tuple[Buffer, int, int]],
     ) -> list[Buffer]:
         deferred, row = [], 0
         for buffer, start, count in parts:
@@ -196,6 +214,8 @@ class SampleStore:
                 self.discard(buffer)
                 deferred.append(buffer)
             buffer.statistics[start : start + count].copy_(statistics[row : row + count], non_blocking=True)
+            if scales is not None and buffer.scales is not None:
+                buffer.scales[start : start + count].copy_(scales[row : row + count], non_blocking=True)
             row += count
         return deferred
 
@@ -262,9 +282,11 @@ class SampleStore:
     def _describe(self, buffer: Buffer, states: list[dict[str, Any]], digest: str) -> SampleData:
         return SampleData(
             token_ids=buffer.token_ids,
+            loss_mask=mask_of_spans(buffer.loss_spans, buffer.tokens),
             hidden=_bytes_of(buffer.hidden) if buffer.hidden is not None else memoryview(b""),
             shape=(buffer.tokens, len(self._boundaries), self._hidden),
-            dtype=DTYPE_CODES[self._dtype],
+            dtype=DTYPE_NAMES[self._dtype],
+            scales=_bytes_of(buffer.scales) if buffer.scales is not None else None,
             metadata=self._metadata(buffer, states, digest),
         )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remote_payload.extract.formats import DTYPE_CODES, HalfFileError, SampleFacts, format_named
-from remote_payload.extract.settings import MANIFEST
+from remote_payload.extract.settings import CANARY, MANIFEST, REHEARSAL
 from remote_payload.host.files import read_json, read_lines, write_json
 from remote_payload.host.protocol import RunPaths
 
@@ -72,7 +72,8 @@ def verify(paths: RunPaths) -> dict[str, Any]:
         return {"samples": _counts(0, 0, len(skipped), 0, 0), "format": spec["format"], "problems": [problem]}
     records = {r["index"]: r for r in [*driver, *_rank_ledgers(paths.ledger)] if "file" in r}
     findings = _inspect_all(records.values(), spec)
-    expected = [index for index in range(manifest["records"]) if index not in skipped]
+    number, count = manifest["shard"]
+    expected = [index for index in range(number - 1, manifest["records"], count) if index not in skipped]
     missing = [index for index in expected if index not in records or index in findings.failed]
     seconds = _phase_seconds(paths.events)
     extract_s = seconds.get("capture", 0.0) + seconds.get("drain", 0.0)
@@ -95,9 +96,15 @@ def verify(paths: RunPaths) -> dict[str, Any]:
         "token_lengths": manifest["token_lengths"],
         "ranks": _by_rank(paths.ledger),
         "kept": _share(r for r in records.values() if r.get("kept")),
+        "data": {"path": spec["data"], "read_as": manifest["data"], "records": manifest["records"]},
+        "shard": manifest["shard"],
+        "skipped": manifest["skipped"],
         "missing": missing[:LISTED],
         "timings": {"load_s": seconds.get("load"), "extract_s": round(extract_s, 3)},
         "versions": manifest["versions"],
+        "repairs": manifest.get("repairs", []),
+        "rehearsal": read_json(os.path.join(paths.folder, REHEARSAL)),
+        "canary": read_json(os.path.join(paths.folder, CANARY)),
         "problems": _problems(findings, missing),
     }
 

@@ -24,7 +24,8 @@ import torch
 import vllm
 from vllm.platforms import current_platform
 
-from remote_payload.extract import rotary
+from remote_payload.extract import identity, rotary, versions
+from remote_payload.extract.canary_rank import REFERENCE, Answers, CanaryRank, Head, final_norm
 from remote_payload.extract.collect import Collector, Request, Step, row_offsets
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
 from remote_payload.extract.formats import format_named
@@ -35,11 +36,11 @@ from remote_payload.extract.pool import DEFAULT_BUFFER_BYTES
 from remote_payload.extract.settings import CONFIG_KEY, CaptureSettings, load_job
 from remote_payload.extract.store import Buffer, SampleStore
 from remote_payload.host.journal import EventWriter, Journal
+from remote_payload.host.protocol import layer_ids
 
-if current_platform.is_cpu():
-    from vllm.v1.worker.cpu_worker import CPUWorker as Base
-else:
-    from vllm.v1.worker.gpu_worker import Worker as Base
+Base: Any = versions.worker_class(current_platform.is_cpu())
+
+TORCH_NAMES = {"fp8": "float8_e4m3fn"}
 
 CONVENTION = (
     "boundary b = decoder layers completed: 0 = embeddings, num_layers = after the last, before the final norm"
@@ -56,7 +57,9 @@ class CaptureWorker(Base):
         self._events = EventWriter(self._job.paths.events, f"rank-{rank}", self._job.run_id, self._job.host)
         self._reporter = ExceptionReporter(self._events, rank)
         try:
+            versions.require(Base, versions.WORKER_METHODS, f"the worker class {Base.__name__}")
             super().__init__(*args, **kwargs)
+            versions.require(self, versions.WORKER_ATTRIBUTES, f"the worker class {Base.__name__}")
             self._settings = CaptureSettings.from_dict(self.vllm_config.additional_config[CONFIG_KEY])
         except Exception as error:
             self._reporter.report(error, "__init__")
@@ -67,19 +70,28 @@ class CaptureWorker(Base):
         self._probing: str | None = None
         self._restarted = 0
         self._probe = Probe()
+        self._identity: dict[str, str] = {}
+        self._canary = CanaryRank(self._settings)
+        self._repairs: list[str] = []
+        self._step_checked = False
 
     def init_device(self) -> None:
         super().init_device()
-        if current_platform.is_cpu() and rotary.repair() and self.rank == 0:
+        if not current_platform.is_cpu() or not rotary.repair():
+            return
+        self._repairs.append("cpu-rotary")
+        if self.rank == 0:
             text = "this vLLM's CPU rotary kernel rotates MLA queries wrongly; a corrected call is in its place"
             self._events.emit("notice", level="warn", code="cpu-rotary", text=text)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
+        versions.require(self.model_runner, versions.RUNNER, f"the runner {type(self.model_runner).__name__}")
         settings, self._model = self._settings, self.model_runner.get_model()
+        versions.require(self._model, versions.MODEL, f"the model class {type(self._model).__name__}")
         self._eager = Eager(self._model)
         hidden = self.model_config.get_hidden_size()
-        layers = decoder_layers(self._model, settings.layers)
+        self._layers = layers = decoder_layers(self._model, settings.layers)
         hooked = set(settings.boundaries) - ({settings.layers} if settings.final_norm else set())
         self._hooks = LayerHooks(layers, sorted(hooked), hidden)
         near = {b + d for b in hooked for d in (-1, 0, 1) if 0 < b + d <= settings.layers} | hooked
@@ -101,20 +113,35 @@ class CaptureWorker(Base):
     @torch.inference_mode()
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         self._store.check()
-        step = self._collector.begin(scheduler_output)
+        if not self._step_checked:
+            versions.require_step(scheduler_output)
+            self._step_checked = bool(scheduler_output.scheduled_new_reqs)
+        try:
+            step = self._collector.begin(scheduler_output)
+        except CaptureError as error:
+            if not self._canary.recording:
+                raise
+            self._canary.fail(error)
+            step = Step()
         self._restarted += len(step.restarted)
         for request in step.restarted:
+            self._canary.restart(request.index)
             if request.sink is not None:
                 self._store.discard(request.sink)
                 request.sink = None
         if not step.segments:
             return super().execute_model(scheduler_output, *args, **kwargs)
-        hooks = self._probe_hooks if self._probing == "hooks" else self._hooks
+        reference = self._canary.recording == REFERENCE
+        hooks = self._probe_hooks if reference or self._probing == "hooks" else self._hooks
         with hooks.recording() as recorded:
             output = super().execute_model(scheduler_output, *args, **kwargs)
         rows = scheduler_output.total_num_scheduled_tokens
         offsets = row_offsets(self._batch_order(), scheduler_output.num_scheduled_tokens)
-        if self._probing:
+        if reference:
+            self._canary.keep_reference(step, offsets, recorded)
+        elif self._canary.recording:
+            self._canary.keep(step, offsets, lambda: self._states(recorded, rows))
+        elif self._probing:
             self._keep_probes(step, offsets, self._probe_states(recorded))
         else:
             self._keep_samples(step, offsets, self._states(recorded, rows))
@@ -123,9 +150,10 @@ class CaptureWorker(Base):
     # ------------------------------------------------------------- called by the driver, by name
 
     def ctl_facts(self) -> dict[str, Any]:
+        self._identity = identity.resolved(self.vllm_config, self.model_runner, self._model)
         return {
             "rank": self.rank, "native": self._native is not None, "compiled": not self._eager.always,
-            "row_bytes": self._store.row_bytes,
+            "identity": self._identity, "repairs": self._repairs, "row_bytes": self._store.row_bytes,
         }  # fmt: skip
 
     def ctl_probe(self, kind: str) -> None:
@@ -172,6 +200,41 @@ class CaptureWorker(Base):
             self._eager.set(False)
             self._path = "native"
         return self._path
+
+    def ctl_canary_begin(self, name: str) -> None:
+        """Treat the next requests as canary prompts of pass `name`; the reference pass runs eagerly with hooks."""
+        if name == REFERENCE:
+            self._hooks.remove()
+            self._eager.set(True)
+            self._probe_hooks.install()
+        self._canary.begin(name)
+
+    def ctl_canary_end(self) -> list[int]:
+        """End the pass and return the prompts that took several steps."""
+        if self._canary.recording == REFERENCE:
+            self._probe_hooks.remove()
+            self._eager.set(self._path != "native")
+            if self._path != "native":
+                self._hooks.install()
+        return self._canary.cut()
+
+    def ctl_canary_judge(
+        self, prompts: Sequence[Sequence[int]], reference_prompts: int, values: bool
+    ) -> dict[str, Any]:
+        cause = rotary.CAUSE if current_platform.is_cpu() and rotary.broken() else ""
+        report = self._canary.judge(
+            prompts, reference_prompts=reference_prompts, values=values, batch_cause=cause, device=self.device
+        )
+        return report.to_dict()
+
+    @torch.inference_mode()
+    def ctl_canary_tokens(self, prompts: Sequence[Sequence[int]], answers: dict[str, Answers]) -> dict[str, Any]:
+        """Lead the final state to tokens; a collective operation."""
+        head = Head(self._model, final_norm(self._layers, self._model))
+        return self._canary.lead_to_tokens(prompts, answers, head, self.device).to_dict()
+
+    def ctl_canary_forget(self) -> None:
+        self._canary.forget()
 
     def ctl_status(self) -> dict[str, Any]:
         """Return `SampleStore.status`, and the rank. Raises the error of a failed write; never waits."""
@@ -253,12 +316,14 @@ class CaptureWorker(Base):
 
     def _make_store(self, hidden: int) -> SampleStore:
         spec, name = self._job.spec, self._settings.store_dtype
+        self._form = format_named(spec["format"])
+        self._layer_ids = layer_ids(self._settings.boundaries, self._form.convention)
         return SampleStore(
             output=spec["output"],
-            form=format_named(spec["format"]),
+            form=self._form,
             boundaries=self._settings.boundaries,
             hidden=hidden,
-            dtype=self.model_config.dtype if name == "auto" else getattr(torch, name),
+            dtype=self.model_config.dtype if name == "auto" else getattr(torch, TORCH_NAMES.get(name, name)),
             device=self.device,
             # The output's own ledger first: a line in the run's ledger promises that a later run finds the file.
             ledgers=[
@@ -277,6 +342,8 @@ class CaptureWorker(Base):
             "final_norm": json.dumps(settings.final_norm), "model": spec["model"],
             "revision": spec["revision"] or "", "vllm_version": vllm.__version__, "run_id": self._job.run_id,
             "token_sha256": digest, "capture_path": self._path, "states": json.dumps(states),
+            "layer_ids": json.dumps(self._layer_ids), "layer_convention": self._form.convention,
+            "engine_key": identity.engine_key(spec), **self._identity,
         }  # fmt: skip
         if buffer.loss_spans is not None:
             described["loss_spans"] = json.dumps(buffer.loss_spans)

@@ -16,7 +16,7 @@ import os
 import re
 import struct
 from enum import Enum
-from typing import Any, Dict, Iterator, List, Optional, Tuple, TypedDict, Union, cast
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, TypedDict, Union, cast
 
 WIRE = 1
 """Major version of the records below."""
@@ -80,6 +80,7 @@ class EndReason(str, Enum):
     RECHECK_FAILED = "recheck-failed"  # under the lease the GPUs were no longer free
     CLEAR_CHANGED = "clear-changed"  # the output folder is not what was shown and confirmed
     CLEAR_FAILED = "clear-failed"
+    REHEARSAL_FAILED = "rehearsal-failed"  # the same job on a model cut from this one did not work
     SUPERVISOR_FAILED = "supervisor-failed"  # an error of ctl's own
 
 
@@ -90,6 +91,7 @@ REFUSED = frozenset(
         EndReason.RECHECK_FAILED,
         EndReason.CLEAR_CHANGED,
         EndReason.CLEAR_FAILED,
+        EndReason.REHEARSAL_FAILED,
     }
 )
 """Ends that happened before the job was started; the controller's exit code for them is 3."""
@@ -156,6 +158,7 @@ class Step(TypedDict, total=False):
     name: str
     kind: str
     argv: List[str]
+    failure: str  # the EndReason of a failed exec step; default: job-failed
 
 
 class Limits(TypedDict, total=False):
@@ -214,7 +217,14 @@ class Plan(TypedDict):
     allowed: List[str]  # codes of preflight's failures that somebody allowed by name
 
 
-class ExtractSpec(TypedDict):
+class ExtractChecks(TypedDict, total=False):
+    """How an extraction proves itself; plans of earlier payloads have neither key."""
+
+    canary: bool  # default True: stop the run if the captured states are not what they say
+    rehearse: str  # "auto" (default: only for large models), "always", "fresh" (ignore the cache) or "never"
+
+
+class ExtractSpec(ExtractChecks):
     """What the extraction job needs to know. Boundary b = decoder layers completed (0 = embeddings, N = last)."""
 
     model: str
@@ -222,12 +232,14 @@ class ExtractSpec(TypedDict):
     trust_remote_code: bool
     dtype: str
     data: str
-    data_kind: str  # "auto", "tokens" or "chat"
+    data_kind: str  # "auto", "tokens" or "chat": what a record is; the container is read from the contents
     max_samples: Optional[int]
     max_seq_len: int
+    over_long: str  # "truncate" or "skip"
+    shard: List[int]  # [number from 1, of how many]: this host's share of the samples
     boundaries: Union[str, List[int]]  # "eagle3" or a list; the job resolves and checks it against the model
     final_norm: bool  # False: boundary N is stored before the final norm
-    store_dtype: str  # "auto" (the model's), "bfloat16", "float16" or "float32"
+    store_dtype: str  # "auto" (the model's), "bfloat16", "float16", "float32" or "fp8"
     output: str
     format: str
     capture: str  # "auto", "hooks" or "native"
@@ -299,6 +311,7 @@ class Layout:
         self.workdir = workdir
         self.payloads = os.path.join(workdir, "payload")
         self.runs = os.path.join(workdir, "runs")
+        self.data = os.path.join(workdir, "data")  # pushed data sets, each below its content's hash
 
     def payload(self, digest: str) -> str:
         if not HASH.fullmatch(digest):
@@ -329,6 +342,36 @@ class RunPaths:
         self.summary = join(folder, "summary.json")  # supervisor
         self.result = join(folder, "result.json")  # supervisor, last; stop, where the supervisor is dead
         self.reserve = join(folder, "reserve")  # 1 MiB, given up when result.json is written
+
+
+LAYER_CONVENTIONS = {
+    "boundaries": 0,
+    "vllm": 0,
+    "speculators": 0,  # 0.5 and newer
+    "speculators-0.3": 1,  # and 0.4
+    "specforge": 1,
+    "torchspec": 1,
+    "angelslim": 1,
+    "modelopt": 1,  # its HF and TensorRT-LLM dumps; its vLLM dump passes ids on unshifted
+    "modelopt-vllm": 0,
+}
+"""By which number each system calls a state: boundary = its layer id + this. (Ours are boundaries already.)"""
+
+
+def boundaries_of(ids: Sequence[int], convention: str) -> List[int]:
+    """Return the boundaries that another system's layer ids mean. Raises ProtocolError for an unknown convention."""
+    return [number + _shift(convention) for number in ids]
+
+
+def layer_ids(boundaries: Sequence[int], convention: str) -> List[int]:
+    """Return what another system calls these boundaries; -1 for the embeddings where it counts layers' outputs."""
+    return [boundary - _shift(convention) for boundary in boundaries]
+
+
+def _shift(convention: str) -> int:
+    if convention not in LAYER_CONVENTIONS:
+        raise ProtocolError("no layer convention %r; there are %s" % (convention, ", ".join(LAYER_CONVENTIONS)))
+    return LAYER_CONVENTIONS[convention]
 
 
 MIRRORED_STREAMS = ("log", "events", "ledger")
@@ -496,6 +539,8 @@ def check_plan(record: Any) -> Dict[str, Any]:
             argv = step.get("argv")
             if not (isinstance(argv, list) and argv and all(isinstance(word, str) for word in argv)):
                 raise ProtocolError("plan.job.steps[%d] needs a non-empty argv of strings" % number)
+        if step.get("failure", EndReason.JOB_FAILED.value) not in [reason.value for reason in EndReason]:
+            raise ProtocolError("plan.job.steps[%d] has unknown failure %r" % (number, step["failure"]))
     for number, output in enumerate(job["outputs"]):
         check_record(output, {"path": str, "root": str, "stale": str, "adopt": bool}, "plan.job.outputs[%d]" % number)
     return plan

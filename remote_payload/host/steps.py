@@ -203,7 +203,9 @@ def _judge_exit(step: Dict[str, Any], run: Run, code: int) -> None:
 
 
 def _failure(step: Dict[str, Any], otherwise: EndReason = EndReason.JOB_FAILED) -> EndReason:
-    return EndReason.VERIFY_FAILED if step["kind"] == "verify" else otherwise
+    if step["kind"] == "verify":
+        return EndReason.VERIFY_FAILED
+    return EndReason(step["failure"]) if "failure" in step else otherwise
 
 
 def _signal_name(number: int) -> str:

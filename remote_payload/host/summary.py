@@ -27,6 +27,7 @@ FIXES = {
     EndReason.RECHECK_FAILED: "free the GPUs, then launch again",
     EndReason.CLEAR_CHANGED: "run preflight again and look at the folder",
     EndReason.CLEAR_FAILED: "remove the obstacle by hand, then launch again",
+    EndReason.REHEARSAL_FAILED: 'mend what the rehearsal found; rehearse = "never" goes on without it',
     EndReason.SUPERVISOR_FAILED: "read supervisor.log in the run folder",
 }
 
@@ -39,6 +40,9 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
     """
     events = _read_events(paths)
     problems = fold_exceptions(events)
+    for event in events:
+        if event.get("type") == "problem":  # what a job found out itself; no traceback would say more
+            problems.append({key: event.get(key, "") for key in ("code", "what", "why", "fix")})
     try:
         verify = read_json(paths.verify) or {}
     except (OSError, ValueError) as error:

@@ -384,12 +384,6 @@ def test_bad_playbook_value_is_refused_with_its_key(added: str, key: str, says: 
     assert says in f"{error.what} {error.why} {error.fix}"
 
 
-def test_what_does_not_exist_yet_is_refused_honestly() -> None:
-    local = playbook_refused(PLAYBOOK.replace("data/d.jsonl", "local:d.jsonl"))
-    assert "not supported yet" in local.why
-    assert "copy the file to the host" in local.fix
-
-
 @pytest.mark.parametrize("path", ["", "~/m", "a/../../b", "a\\u0000b"])
 def test_bad_remote_path_is_refused(path: str) -> None:
     assert playbook_refused(PLAYBOOK.replace("states/m", path)).data["key"] == "output.path"

@@ -69,14 +69,36 @@ def test_a_plan_waits_for_the_lease_only_if_asked_and_bounds_its_log_always() ->
 def test_extract_plan_is_whole_and_valid_for_the_host() -> None:
     made = plan(engine={"tensor_parallel_size": 4, "max_num_seqs": 8})
     assert check_plan(json.loads(json.dumps(made))) == made
-    assert [step["kind"] for step in made["job"]["steps"]] == ["recheck", "clear", "exec", "verify"]
-    assert made["job"]["steps"][2]["argv"] == ["/opt/vllm/bin/python", "-m", "remote_payload.extract.engine"]
+    assert [step["kind"] for step in made["job"]["steps"]] == ["recheck", "exec", "clear", "exec", "verify"]
+    assert made["job"]["steps"][1]["argv"] == ["/opt/vllm/bin/python", "-m", "remote_payload.extract.rehearse"]
+    assert made["job"]["steps"][1]["failure"] == "rehearsal-failed"
+    assert made["job"]["steps"][3]["argv"] == ["/opt/vllm/bin/python", "-m", "remote_payload.extract.engine"]
     assert made["job"]["cwd"] == f"/srv/ctl/runs/{RUN_ID}"
     spec = made["extract"]
     assert spec is not None
     assert (spec["model"], spec["data"]) == ("/models/Kimi-K2.5", "/srv/ctl/data/d.jsonl")
     assert spec["engine"] == {"tensor_parallel_size": 4, "max_num_seqs": 8}
     assert made["job"]["limits"]["load_timeout_s"] == 1800
+
+
+def test_checks_can_be_switched_off_and_the_plan_says_so() -> None:
+    spec = plan()["extract"]
+    assert spec is not None
+    assert (spec["canary"], spec["rehearse"]) == (True, "auto")
+    overrides = Overrides(canary=False, rehearse="never")
+    made = planner.make_plan(host(), playbook(), overrides=overrides, **GIVEN)
+    assert made["extract"] is not None
+    assert made["extract"]["canary"] is False
+    assert [step["name"] for step in made["job"]["steps"]] == ["recheck", "clear", "extract", "verify"]
+
+
+def test_a_rehearsal_alone_owns_no_output() -> None:
+    made = planner.make_rehearsal_plan(host(), playbook(), **GIVEN)
+    assert check_plan(json.loads(json.dumps(made))) == made
+    assert [step["name"] for step in made["job"]["steps"]] == ["recheck", "rehearse"]
+    assert (made["job"]["kind"], made["job"]["outputs"]) == ("rehearse", [])
+    assert made["extract"] is not None
+    assert made["extract"]["rehearse"] == "fresh"
 
 
 def test_same_inputs_give_the_same_plan() -> None:
@@ -251,3 +273,104 @@ def test_intention_of_unknown_model_and_of_command() -> None:
 def test_supervisor_keeps_the_jobs_own_python_path() -> None:
     made = planner.make_plan(host(env={"PYTHONPATH": "/my/lib"}), playbook(), **GIVEN)
     assert supervisor_env(made)["PYTHONPATH"] == f"/srv/ctl/payload/{'ab' * 32}:/my/lib"
+
+
+# ------------------------------------------------------------------------- formats, conventions, shares
+
+
+def spec_of(made: Plan) -> dict[str, Any]:
+    assert made["extract"] is not None
+    return dict(made["extract"])
+
+
+@pytest.mark.parametrize(
+    ("convention", "ids"),
+    [
+        ("boundaries", [2, 30, 58, 61]), ("vllm", [2, 30, 58, 61]), ("speculators", [2, 30, 58, 61]),
+        ("speculators-0.3", [1, 29, 57, 60]), ("specforge", [1, 29, 57, 60]), ("modelopt", [1, 29, 57, 60]),
+        ("modelopt-vllm", [2, 30, 58, 61]),
+    ],
+)  # fmt: skip
+def test_layer_ids_of_other_systems_become_boundaries(convention: str, ids: list[int]) -> None:
+    given = Overrides(boundaries=ids, layer_convention=convention)
+    made = planner.make_plan(host(), playbook(), **GIVEN, overrides=given)
+    assert spec_of(made)["boundaries"] == [2, 30, 58, 61]
+    written = plan(capture={"boundaries": ids, "layer_convention": convention})
+    assert spec_of(written) == spec_of(made)
+
+
+def test_converted_layer_ids_are_checked_against_the_model() -> None:
+    with pytest.raises(ConfigError, match="62"):
+        plan(capture={"boundaries": [1, 61], "layer_convention": "specforge"})
+    with pytest.raises(ValueError, match="no layer convention `sglang`"):
+        plan(capture={"boundaries": [1], "layer_convention": "sglang"})
+
+
+@pytest.mark.parametrize(
+    ("form", "norm"), [("speculators", False), ("speculators-0.3", False), ("specforge", True), ("modelopt", True)]
+)
+def test_the_norm_follows_the_format_unless_it_is_said(form: str, norm: bool) -> None:
+    output = {"path": "/data/states/kimi", "format": form}
+    assert spec_of(plan(output=output))["final_norm"] is norm
+    assert spec_of(plan(output=output, capture={"final_norm": not norm}))["final_norm"] is not norm
+
+
+def test_a_share_is_named_and_expects_its_part_of_the_bytes() -> None:
+    whole = planner.make_plan(host(), playbook(), **GIVEN)
+    third = planner.make_plan(host(), playbook(), **GIVEN, overrides=Overrides(shard=(3, 3)))
+    assert (spec_of(whole)["shard"], spec_of(third)["shard"]) == ([1, 1], [3, 3])
+    sizes = [planner.bytes_expected(made, playbook()) for made in (whole, third)]
+    assert sizes[1] == sizes[0] // 10 * 4  # of 10 samples
+    rows = dict(section_rows(third, "Capture"))
+    assert rows["shard"] == "3 of 3"
+    for shard in ((0, 2), (3, 2)):
+        with pytest.raises(UsageError, match="no shard"):
+            planner.make_plan(host(), playbook(), **GIVEN, overrides=Overrides(shard=shard))
+
+
+def section_rows(made: Plan, title: str) -> list[list[str]]:
+    sections = describe(made, playbook())["sections"]
+    return next(section["rows"] for section in sections if section["title"] == title)
+
+
+def test_data_of_the_workstation_is_read_where_it_is_pushed_to() -> None:
+    pushed = "/srv/ctl/data/" + "cd" * 32 + "/d.jsonl"
+    book = playbook(data={"path": "local:d.jsonl"})
+    made = planner.make_plan(host(), book, **GIVEN, pushed=pushed)
+    assert spec_of(made)["data"] == pushed
+
+
+def test_fp8_halves_the_bytes_of_states() -> None:
+    sizes = [planner.bytes_expected(plan(capture={"store_dtype": name}), playbook()) for name in ("bfloat16", "fp8")]
+    assert sizes[0] is not None
+    assert sizes[1] is not None
+    assert 0.49 < sizes[1] / sizes[0] < 0.51
+
+
+def convert(source: Plan, **options: Any) -> Plan:
+    chosen: dict[str, Any] = {"to": "specforge", "output": None, "stale": "fail", "adopt": False, **options}
+    return planner.make_convert_plan(host(), source, **chosen, **{**GIVEN, "run_id": "20260102-030406-a1b2c3"})
+
+
+def test_a_conversion_owns_a_folder_of_its_own_and_no_gpu() -> None:
+    made = convert(plan())
+    assert check_plan(json.loads(json.dumps(made))) == made
+    assert [step["kind"] for step in made["job"]["steps"]] == ["clear", "exec", "verify"]
+    assert made["job"]["outputs"][0]["path"] == "/data/states/kimi-specforge"
+    assert (made["host"]["accelerator"], made["host"]["gpus"]) == ("cpu", 0)
+    argv = made["job"]["steps"][1]["argv"]
+    assert f"/srv/ctl/runs/{RUN_ID}" in argv
+    assert made["job"]["steps"][2]["argv"] == [*argv, "--verify"]
+
+
+def test_a_conversion_cannot_overwrite_what_it_reads() -> None:
+    for output in ("/data/states/kimi", "/data/states/kimi/below", "/models/x"):
+        with pytest.raises(ConfigError) as caught:
+            convert(plan(), output=output)
+        assert caught.value.code in ("output-overlaps", "output-outside-roots")
+    with pytest.raises(UsageError, match="already"):
+        convert(plan(), to="speculators")
+    with pytest.raises(UsageError, match="no format"):
+        convert(plan(), to="hdf5")
+    with pytest.raises(UsageError, match="no extraction"):
+        convert(planner.make_command_plan(host(), ["true"], name="t", **GIVEN))

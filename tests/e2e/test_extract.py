@@ -14,6 +14,8 @@ import pytest
 from e2e.conftest import Project
 from safetensors import safe_open
 
+from remote_payload.extract import arrow
+
 pytestmark = [pytest.mark.engine, pytest.mark.sshd]
 
 BOUNDARIES = [2, 4, 5, 8]
@@ -98,7 +100,8 @@ def test_every_file_holds_its_sample(project: Project, killed_and_attached: dict
             for left, right in zip(range(3), range(1, 4), strict=True):
                 difference = (states[:, right] - states[:, left]).norm() / states[:, left].norm()
                 assert difference > 0.1, "neighbouring boundaries must differ, or the test proves nothing"
-    assert not [name for name in os.listdir(project.output) if not name.startswith(("hs_", ".ctl-"))]
+    others = {name for name in os.listdir(project.output) if not name.startswith(("hs_", ".ctl-"))}
+    assert others == set(arrow.FILES)
 
 
 def test_no_process_of_the_run_is_left(project: Project, killed_and_attached: dict[str, object]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import faults, reference
+from support import consumers, faults, reference
 from support.extraction import REPOSITORY, Run, execute, make_run, write_lines
 
 from tools import tiny_models
@@ -17,6 +18,15 @@ MAX_LENGTH = 300
 ALL = list(range(tiny_models.LAYERS + 1))
 COMPILED = {"VLLM_CPU_CI_ENV": "1"}
 """vLLM traces the model into a graph as always, but skips the minute of C++ compilation."""
+
+
+@pytest.fixture(scope="session")
+def columns() -> Iterator[None]:
+    """pyarrow, which the project's own environment need not have, for the rest of the session."""
+    path = str(consumers.install("columns"))
+    sys.path.append(path)
+    yield
+    sys.path.remove(path)
 
 
 @pytest.fixture(scope="session")
@@ -77,14 +87,14 @@ def expected(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 def qwen_chunked(start: Any) -> Run:
     """Compiled, native states incomplete: the base path replaces them; prompts are cut over many steps."""
     engine = {"enforce_eager": False, "max_num_batched_tokens": 64, "max_num_seqs": 8}
-    return start("qwen3-tiny", fault=faults.DROP_LAST, env=COMPILED, engine=engine)
+    return start("qwen3-tiny", fault=faults.DROP_LAST, env=COMPILED, engine=engine, canary=True)
 
 
 @pytest.fixture(scope="session")
 def qwen_native(start: Any) -> Run:
     """Compiled and native; whole prompts."""
     engine = {"enforce_eager": False, "max_num_batched_tokens": 2048}
-    return start("qwen3-tiny", capture="native", env=COMPILED, engine=engine)
+    return start("qwen3-tiny", capture="native", env=COMPILED, engine=engine, canary=True)
 
 
 @pytest.fixture(scope="session")
@@ -118,10 +128,35 @@ def kimi_hooks(start: Any) -> Run:
 @pytest.fixture(scope="session")
 def kimi_native(start: Any) -> Run:
     engine = {"tensor_parallel_size": 2}
-    return start("kimi-k25-tiny", engine=engine, env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+    return start("kimi-k25-tiny", engine=engine, env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, canary=True)
 
 
 @pytest.fixture(scope="session")
 def kimi_failed(start: Any) -> Run:
     """vLLM's MLA refuses the head dimension, at the first step after a load without complaint."""
     return start("kimi-k25-bad-rank", engine={"load_format": "dummy"})
+
+
+@pytest.fixture(scope="session")
+def qwen_moe(start: Any) -> Run:
+    """Two ranks; native, and held against hooks by probe and canary.
+
+    Not with `enable_expert_parallel`: on the CPU a worker of vLLM 0.32 dies in the first step, without an exception.
+    """
+    engine = {"tensor_parallel_size": 2}
+    return start("qwen3-moe-tiny", engine=engine, env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, canary=True)
+
+
+@pytest.fixture(scope="session")
+def mistral(start: Any) -> Run:
+    return start("mistral-sliding-tiny", canary=True)
+
+
+@pytest.fixture(scope="session")
+def llama(start: Any) -> Run:
+    return start("llama-tiny", canary=True)
+
+
+@pytest.fixture(scope="session")
+def qwen_int8(start: Any) -> Run:
+    return start("qwen3-int8-tiny", canary=True)

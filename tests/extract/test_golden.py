@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -28,7 +29,14 @@ RUNS = (
     ("llama4_native", "deepseek-v3-llama4-tiny", "native"),
     ("kimi_hooks", "kimi-k25-tiny", "hooks"),
     ("kimi_native", "kimi-k25-tiny", "native"),
+    ("qwen_moe", "qwen3-moe-tiny", "native"),
+    ("mistral", "mistral-sliding-tiny", "native"),
+    pytest.param("llama", "llama-tiny", "native", marks=pytest.mark.slow),
 )
+SLOW = ("llama", "llama4_native", "qwen_int8")
+INT8_ERROR = 0.1
+"""Relative error of a whole state against the unquantised model: far below the distance of neighbours."""
+
 SAMPLES = 20  # 12 chats and 8 lists of tokens; 2 records are refused
 
 
@@ -59,7 +67,13 @@ def test_captured_states_are_those_of_transformers(
     assert max(worst.values()) <= TOLERANCE, worst
 
 
-@pytest.mark.parametrize("name", ["qwen3-tiny", "deepseek-v3-tiny", "deepseek-v3-llama4-tiny", "kimi-k25-tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3-tiny", "deepseek-v3-tiny", "deepseek-v3-llama4-tiny", "kimi-k25-tiny", "qwen3-moe-tiny", "llama-tiny",
+        "mistral-sliding-tiny",
+    ],
+)  # fmt: skip
 def test_neighbouring_boundaries_of_the_tiny_models_are_far_apart(expected: Any, name: str) -> None:
     states, normed = expected(name, list(range(20, 60)))
     neighbours = [*pairwise(states), (states[-1], normed)]
@@ -86,3 +100,31 @@ def test_chunked_prefill_gives_what_whole_prompts_give(qwen_chunked: Run, qwen_n
         assert chunked["token_ids"].equal(whole["token_ids"])
         pairs = zip(chunked["hidden_states"].unbind(1), whole["hidden_states"].unbind(1), strict=True)
         assert all(relative_error(one, other) <= TOLERANCE for one, other in pairs)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "fixture",
+    ["qwen_native", "kimi_native", "qwen_moe", "mistral", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)],
+)
+def test_both_paths_give_the_same_states(request: pytest.FixtureRequest, fixture: str) -> None:
+    """Every engine with native states runs its probe both ways; the driver tells how far they are apart."""
+    run: Run = request.getfixturevalue(fixture)
+    assert run.code == 0, run.log[-4000:]
+    (told,) = [event["text"] for event in run.events("notice") if event["code"] == "capture-path"]
+    assert told.startswith("states are captured by: native (")
+    errors = [float(error) for error in re.findall(r"\d+: ([0-9.e+-]+)", told)]
+    assert len(errors) == 4
+    assert max(errors) <= TOLERANCE
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_quantised_model_is_captured_within_its_own_precision(qwen_int8: Run, expected: Any) -> None:
+    assert qwen_int8.code == 0, qwen_int8.log[-4000:]
+    for record in qwen_int8.ledger():
+        captured = load_file(qwen_int8.output / record["file"])
+        states, _ = expected("qwen3-tiny", captured["token_ids"].tolist())
+        for place, boundary in enumerate((2, 4, 5, 8)):
+            error = (captured["hidden_states"][:, place] - states[boundary]).norm() / states[boundary].norm()
+            assert 1e-4 < error < INT8_ERROR

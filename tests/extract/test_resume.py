@@ -144,6 +144,16 @@ def other_mask(run: Run) -> None:
     change_header(run, 3, "loss_spans", spans.replace("[[1,", "[[0,"))
 
 
+def other_engine(run: Run) -> None:
+    """As from a share that another host wrote into the same folder."""
+    data = run.path(2).read_bytes()
+    forged = data.replace(rb"{\"dtype\": \"float32\"}", rb"{\"seed\": 123456789012}")
+    assert forged != data
+    assert len(forged) == len(data)
+    run.path(2).write_bytes(forged)
+    adopt(run, 2)
+
+
 DAMAGES: dict[str, tuple[str, Callable[[Run], Any]]] = {
     "cut": ("damaged", lambda run: os.truncate(run.path(2), 1000)),
     "empty": ("damaged", lambda run: os.truncate(run.path(2), 0)),
@@ -153,6 +163,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Run], Any]]] = {
     "another prompt": ("tokens", other_tokens),
     "another norm": ("header", lambda run: change_header(run, 2, "final_norm", "false"[::-1])),
     "another model": ("header", lambda run: change_header(run, 2, "model", str(run.output.parent / "modex"))),
+    "another engine": ("header", other_engine),
     "another mask": ("mask", other_mask),
 }  # fmt: skip
 

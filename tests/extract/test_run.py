@@ -11,6 +11,8 @@ from support.extraction import RUN_ID, Run, execute, header_of, make_run
 
 from remote_payload.host.protocol import OUTPUT_LEDGER, OUTPUT_MANIFEST, file_digest
 
+PHASES = ("data", "load", "probe", "canary", "capture", "drain", "canary-end")
+
 
 @pytest.mark.engine
 def test_ranks_share_the_writing_by_index(kimi_hooks: Run) -> None:
@@ -58,9 +60,7 @@ def test_refused_and_cut_records_are_named(qwen_native: Run) -> None:
 @pytest.mark.engine
 def test_phases_and_progress_are_told_in_order(qwen_native: Run) -> None:
     phases = [(event["name"], event["status"]) for event in qwen_native.events("phase")]
-    assert phases == [
-        (name, status) for name in ("data", "load", "capture", "drain") for status in ("started", "done")
-    ]
+    assert phases == [(name, status) for name in PHASES for status in ("started", "done")]
     progress = qwen_native.events("progress")
     assert (progress[0]["done"], progress[-1]["done"]) == (0, 20)
     assert progress[-1]["tokens"] == sum(record["tokens"] for record in qwen_native.ledger())
@@ -120,7 +120,7 @@ def test_a_whole_run_verifies(kimi_native: Run) -> None:
     [
         ({"boundaries": [2, 9]}, "boundaries [9] are outside 0..8"),
         ({"boundaries": [2, 2]}, "name [2] twice"),
-        ({"format": "modelopt"}, "supported: speculators"),
+        ({"format": "hdf5"}, "supported: speculators"),
         ({"engine": {"pipeline_parallel_size": 2}}, "pipeline_parallel_size"),
         ({"capture": "native", "boundaries": [0, 8]}, "boundary 0"),
         ({"data": "absent.jsonl"}, "cannot read the data set absent.jsonl"),

@@ -70,7 +70,7 @@ def test_impossible_boundaries_are_refused(wanted: Any, layers: int, words: str)
     [
         ({"capture": "magic"}, "auto, hooks, native"),
         ({"store_dtype": "int8"}, "store_dtype"),
-        ({"format": "specforge"}, "supported: speculators"),
+        ({"format": "hdf5"}, "supported: speculators"),
         ({"final_norm": True, "boundaries": [2]}, "final_norm needs boundary 8"),
         ({"capture": "native", "boundaries": [0, 2]}, "boundary 0"),
     ],

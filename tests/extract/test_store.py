@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from support.disk import fill, small_disk
 
 from remote_payload.extract import resume, spill
-from remote_payload.extract.formats import SPECULATORS, Format, SampleData, Sink, publish
+from remote_payload.extract.format_safetensors import SPECULATORS
+from remote_payload.extract.formats import Format, SampleData, Sink, publish
 from remote_payload.extract.pool import BufferPool
 from remote_payload.extract.statistics import measure, summarize_states
 from remote_payload.extract.store import SampleStore
@@ -268,9 +269,11 @@ def sample(tokens: int = 3, states: int = 2) -> SampleData:
     ids = torch.arange(tokens)
     return SampleData(
         token_ids=ids.numpy().tobytes(),
+        loss_mask=b"\1" * tokens,
         hidden=hidden.view(torch.uint8).numpy().data.cast("B"),
         shape=(tokens, states, HIDDEN),
         dtype="F32",
+        scales=None,
         metadata={"note": "ü"},
     )
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from support.extraction import Run, execute, make_run
 
-from remote_payload.extract.formats import SPECULATORS, SampleData, publish, token_digest
+from remote_payload.extract.format_safetensors import SPECULATORS
+from remote_payload.extract.formats import SampleData, publish, token_digest
 from remote_payload.extract.resume import sweep
 from remote_payload.extract.settings import MANIFEST
 from remote_payload.extract.summarize import verify
@@ -34,9 +35,11 @@ def run(tmp_path: Path) -> Run:
         ids = array("q", range(length)).tobytes()
         data = SampleData(
             token_ids=ids,
+            loss_mask=b"\1" * length,
             hidden=memoryview(bytes(length * 2 * 4 * 2)),
             shape=(length, 2, 4),
             dtype="BF16",
+            scales=None,
             metadata={},
         )
         path = str(run.path(index))
@@ -57,7 +60,8 @@ def run(tmp_path: Path) -> Run:
         events.emit("phase", name=name, status="done", text="", seconds=seconds)
     write_json(
         os.path.join(paths.folder, MANIFEST),
-        {"expected": 4, "tokens": 17, "records": 6, "skipped": {"malformed": 2}, "boundaries": [2, 8],
+        {"expected": 4, "tokens": 17, "records": 6, "shard": [1, 1], "data": "jsonl",
+         "skipped": {"malformed": 2}, "boundaries": [2, 8],
          "num_layers": 8, "hidden": 4, "final_norm": False, "capture_path": "hooks", "token_lengths": [],
          "versions": {"vllm": "1"}},
     )  # fmt: skip

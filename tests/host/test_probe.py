@@ -502,7 +502,6 @@ class TestData:
             (b'\n\n{"messages": []}', "chat", 3),
             (b'{"conversations": [{"from": "human", "value": "hi"}]}\n', "chat", 1),
             (b'{"text": "hi"}\n', "unknown", 1),
-            (b"[1, 2, 3]\n", "unknown", 1),
             (b"\x00\xff not json\n", "unknown", 1),
             (b"", "unknown", 0),
         ],
@@ -513,6 +512,32 @@ class TestData:
         found = probe_data(quiet, str(path))
         assert (found["kind"], found["lines"], found["counted"]) == (kind, lines, True)
         assert found["bytes"] == len(content)
+
+    @pytest.mark.parametrize(
+        ("content", "container", "kind"),
+        [
+            (b"[1, 2, 3]\n", "json", "unknown"),
+            (b'\xef\xbb\xbf[\n {"messages": []},\n {', "json", "chat"),
+            (b"PAR1 cut off", "parquet", "unknown"),
+            (b"PAR1 columns: input_ids, loss_mask" + (33).to_bytes(4, "little") + b"PAR1", "parquet", "tokens"),
+        ],
+    )
+    def test_what_is_not_of_lines_is_told_by_its_contents(
+        self, tmp_path: Path, content: bytes, container: str, kind: str
+    ) -> None:
+        path = tmp_path / "data.jsonl"
+        path.write_bytes(content)
+        found = probe_data(quiet, str(path))
+        assert (found["container"], found["kind"], found["lines"]) == (container, kind, None)
+
+    def test_a_folder_of_datasets_names_its_columns(self, tmp_path: Path) -> None:
+        (tmp_path / "state.json").write_text("{}")
+        features = {"features": {"input_ids": {}, "loss_mask": {}}}
+        (tmp_path / "dataset_info.json").write_text(json.dumps(features))
+        found = probe_data(quiet, str(tmp_path))
+        assert (found["container"], found["kind"]) == ("arrow", "tokens")
+        (tmp_path / "state.json").unlink()
+        assert probe_data(quiet, str(tmp_path))["container"] == ""
 
     def test_a_large_file_is_estimated(self, tmp_path: Path) -> None:
         path = tmp_path / "data.jsonl"

@@ -58,9 +58,12 @@ def make_run(folder: Path, **extract: Any) -> Run:
     run.mkdir(parents=True, exist_ok=True)
     spec = {
         "model": "model", "revision": None, "trust_remote_code": False, "dtype": "float32", "data": "data.jsonl",
-        "data_kind": "auto", "max_samples": None, "max_seq_len": 512, "boundaries": "eagle3", "final_norm": False,
+        "data_kind": "auto", "max_samples": None, "max_seq_len": 512, "over_long": "truncate", "shard": [1, 1],
+        "boundaries": "eagle3", "final_norm": False,
         "store_dtype": "auto", "output": str(output), "format": "speculators", "capture": "auto", "engine": {},
-        **extract,
+        "buffer_bytes": 4 << 30, "rehearse": "never",
+        # Two canaries take some 10 s on a busy machine: only runs that show something about them have them.
+        "canary": False, **extract,
     }  # fmt: skip
     host = {"name": "here", "accelerator": accelerator, "gpus": 0}
     job = {
@@ -77,14 +80,21 @@ def environment(run: Run, **extra: str) -> dict[str, str]:
     return {
         **os.environ, "CTL_RUN_DIR": str(run.folder), "CTL_RUN_ID": RUN_ID, "CTL_HOST": "here", "SPT_NOENV": "1",
         "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind", **extra,
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Tiny models gain nothing from threads, and lose much where others use the cores.
+        "OMP_NUM_THREADS": "1", **extra,
     }  # fmt: skip
 
 
 def execute(run: Run, module: str, **env: str) -> Run:
     """Run a module of the job in its own process, as the supervisor does, and return how it ended."""
+    return execute_module(run, f"remote_payload.extract.{module}", **env)
+
+
+def execute_module(run: Run, module: str, **env: str) -> Run:
+    """The same for any module."""
     ended = subprocess.run(
-        [sys.executable, "-m", f"remote_payload.extract.{module}"],
+        [sys.executable, "-m", module],
         env=environment(run, **env),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

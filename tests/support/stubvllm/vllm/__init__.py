@@ -31,7 +31,12 @@ class LLM:
 
         plan = {"seed": 0, "budget": 64, "chunk": 64, "seqs": 8, "preempt": 0.0, "step_s": 0.0}
         self._options = SimpleNamespace(**{**plan, **json.loads(os.environ.get("CTL_STUB", "{}"))})
-        config = SimpleNamespace(arguments=arguments, additional_config=arguments["additional_config"])
+        config = SimpleNamespace(
+            arguments=arguments,
+            additional_config=arguments["additional_config"],
+            model_config=SimpleNamespace(quantization=None),
+            cache_config=SimpleNamespace(cache_dtype="auto"),
+        )
         self._worker = CaptureWorker(
             vllm_config=config, local_rank=0, rank=0, distributed_init_method="", is_driver_worker=True
         )
@@ -42,11 +47,13 @@ class LLM:
     def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
         return [getattr(self._worker, method)(*args)]
 
-    def generate(self, prompts: list[Any], parameters: list[Any], use_tqdm: bool = True) -> None:
+    def generate(self, prompts: list[Any], parameters: list[Any], use_tqdm: bool = True) -> list[Any]:
+        """Return no output: the canary, which alone needs one, is off wherever this stands in for vLLM."""
         for number, (prompt, extra) in enumerate(zip(prompts, parameters, strict=True)):
             self.llm_engine.add_request(f"g{number}", prompt, extra)
         while self.llm_engine.has_unfinished_requests():
             self.llm_engine.step()
+        return []
 
 
 class Request:

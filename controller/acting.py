@@ -1,0 +1,157 @@
+"""The verbs that act on a host: extract, run, attach, stop and what belongs to them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from controller.app import command
+from controller.core.errors import ExitCode
+from controller.options import (
+    AdoptOption,
+    AllowOption,
+    CanaryOption,
+    CaptureOption,
+    ConventionOption,
+    DataOption,
+    FormatOption,
+    HostOption,
+    JsonOption,
+    KindOption,
+    LastOption,
+    LayersOption,
+    OutputOption,
+    PlaybookOption,
+    ProgressOption,
+    RehearseOption,
+    RunArgument,
+    SamplesOption,
+    ShardOption,
+    StaleOption,
+    StoreOption,
+    VerboseOption,
+    WaitOption,
+    YesOption,
+    make_overrides,
+)
+
+
+@command("extract", panel="Run", epilog="Example: ctl extract --host 10.1.230.174 --playbook eagle3-kimi-k2.5")
+def extract(
+    host: HostOption = None,
+    playbook: PlaybookOption = None,
+    stale: StaleOption = None,
+    adopt: AdoptOption = False,
+    max_samples: SamplesOption = None,
+    output: OutputOption = None,
+    capture: CaptureOption = None,
+    data: DataOption = None,
+    data_kind: KindOption = None,
+    output_format: FormatOption = None,
+    store_dtype: StoreOption = None,
+    boundaries: LayersOption = None,
+    layer_convention: ConventionOption = None,
+    shard: ShardOption = None,
+    no_canary: CanaryOption = False,
+    rehearse: RehearseOption = None,
+    allow: AllowOption = None,
+    yes: YesOption = False,
+    wait: WaitOption = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Same as `ctl plan`.")] = False,
+    progress: ProgressOption = "auto",
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Check a host, push the payload, launch an extraction, watch it, and bring its summary back."""
+    from controller import commands
+
+    overrides = make_overrides(
+        stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture, data=data,
+        data_kind=data_kind, output_format=output_format, store_dtype=store_dtype, boundaries=boundaries,
+        layer_convention=layer_convention, shard=shard, canary=False if no_canary else None, rehearse=rehearse,
+    )  # fmt: skip
+    intention = commands.plan_extract(host, playbook, overrides, allow=allow or (), wait=wait)
+    if dry_run:
+        commands.show_plan(intention, as_json=as_json)
+        return ExitCode.OK
+    return commands.launch_and_watch(intention, yes=yes, detach=detach, progress=progress, as_json=as_json)
+
+
+@command("convert", panel="Run", epilog="Example: ctl convert --last --to specforge")
+def convert(
+    to: Annotated[str, typer.Option("--to", help="speculators, speculators-0.3, specforge or modelopt.")],
+    run_id: RunArgument = None,
+    last: LastOption = False,
+    host: HostOption = None,
+    output: OutputOption = None,
+    stale: Annotated[str, typer.Option("--stale", help="Files in the output: fail, clear or quarantine.")] = "fail",
+    adopt: AdoptOption = False,
+    yes: YesOption = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")] = False,
+    progress: ProgressOption = "auto",
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Write a run's samples anew in another trainer's format, on the host; refused where something would be lost."""
+    from controller import commands
+
+    intention = commands.plan_convert(None if last else run_id, host, to=to, output=output, stale=stale, adopt=adopt)
+    return commands.launch_and_watch(intention, yes=yes, detach=detach, progress=progress, as_json=as_json)
+
+
+@command(
+    "run",
+    panel="Run",
+    epilog="Example: ctl run --host gpu1 -- python train.py --epochs 3",
+    context_settings={"ignore_unknown_options": True},
+)
+def run(
+    argv: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")],
+    host: HostOption = None,
+    name: Annotated[str | None, typer.Option("--name", help="What to call the run; default: the command.")] = None,
+    cwd: Annotated[
+        str | None, typer.Option("--cwd", help="Folder on the host to run in; default: its workdir.")
+    ] = None,
+    wait: WaitOption = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")] = False,
+    progress: ProgressOption = "auto",
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Run any command on a host under the same care: lease, supervision, exact logs, a clean end."""
+    from controller import commands
+
+    intention = commands.plan_command(host, argv, name=name, cwd=cwd, wait=wait)
+    return commands.launch_and_watch(intention, yes=True, detach=detach, progress=progress, as_json=as_json)
+
+
+@command("attach", panel="Run", epilog="Example: ctl attach --last")
+def attach(
+    run_id: RunArgument = None,
+    last: LastOption = False,
+    host: HostOption = None,
+    progress: ProgressOption = "auto",
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Watch a run that is under way, from this or another workstation; what was missed is caught up."""
+    from controller import commands
+
+    return commands.attach(None if last else run_id, host, progress=progress, as_json=as_json)
+
+
+@command("stop", panel="Run", epilog="Example: ctl stop --last")
+def stop(
+    run_id: RunArgument = None,
+    last: LastOption = False,
+    host: HostOption = None,
+    grace: Annotated[float, typer.Option("--grace", min=0, help="Seconds between TERM and KILL.")] = 30.0,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Stop a run: TERM, grace, KILL over its whole process tree, then proof that nothing is left."""
+    from controller import commands
+
+    return commands.stop(None if last else run_id, host, grace_s=grace, as_json=as_json)

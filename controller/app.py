@@ -1,0 +1,105 @@
+"""The application that verbs register with, and the only place where exceptions become exit codes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Annotated, Any, ParamSpec
+
+import typer
+
+from controller.core.errors import CtlError, ExitCode
+
+P = ParamSpec("P")
+
+app = typer.Typer(
+    name="ctl",
+    help="Operate long GPU extractions of hidden states on hosts you reach by SSH.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
+app.add_typer(config_app, name="config", rich_help_panel="Look")
+ledger_app = typer.Typer(help="Work with the ledgers of runs.", no_args_is_help=True)
+app.add_typer(ledger_app, name="ledger", rich_help_panel="Look")
+
+
+def command(
+    name: str, *, panel: str, epilog: str = "", **settings: Any
+) -> Callable[[Callable[P, ExitCode | None]], Callable[P, None]]:
+    """Register a command whose exceptions are mapped to a message and an exit code here, and nowhere else."""
+
+    def register(body: Callable[P, ExitCode | None]) -> Callable[P, None]:
+        return app.command(name, rich_help_panel=panel, epilog=epilog, **settings)(guarded(body))
+
+    return register
+
+
+def guarded(body: Callable[P, ExitCode | None]) -> Callable[P, None]:
+    @functools.wraps(body)
+    def mapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        raise typer.Exit(_mapped(body, *args, **kwargs))
+
+    return mapped
+
+
+def _mapped(body: Callable[P, ExitCode | None], *args: P.args, **kwargs: P.kwargs) -> int:
+    as_json, verbose = bool(kwargs.get("as_json")), bool(kwargs.get("verbose"))
+    try:
+        return int(body(*args, **kwargs) or ExitCode.OK)
+    except CtlError as error:
+        if verbose:
+            traceback.print_exc()
+        _show_error(error, as_json=as_json)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted: nothing was launched", file=sys.stderr)
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of stdout went away (`ctl logs | head`): not an error, and nothing can be written any more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.OK)
+    except Exception as error:  # noqa: BLE001 - the last resort, and it reports everything
+        traceback.print_exc()
+        _show_error(
+            CtlError(
+                f"unexpected {type(error).__name__}: {error}",
+                why="this is a defect of ctl; a run that was launched goes on",
+                fix="please report the traceback above with the output of `ctl --version`",
+            ),
+            as_json=as_json,
+        )
+        return int(ExitCode.UNEXPECTED)
+
+
+def _show_error(error: CtlError, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"schema_version": 1, "error": error.to_dict()}, default=str))
+        return
+    from controller.ui.errors import print_error
+
+    print_error(error)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from controller.version import version
+
+        print(f"ctl {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Operate long GPU extractions of hidden states on hosts you reach by SSH."""

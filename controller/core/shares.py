@@ -1,0 +1,98 @@
+"""Ledgers of several runs, shards of one data set, joined: what is there, what is missing, what is there twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from controller.core.errors import UsageError
+
+SAME = ("model", "revision", "boundaries", "final_norm", "store_dtype", "dtype", "format", "max_seq_len", "over_long")
+"""Fields of an ExtractSpec in which shares of one whole must agree."""
+
+LISTED = 50
+"""Ranges and doubles listed at most; the counts are of all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One run: its ExtractSpec, the records of its data set (None: it never got that far), its ledger lines."""
+
+    run_id: str
+    host: str
+    spec: Mapping[str, Any]
+    records: int | None
+    ledger: Sequence[Mapping[str, Any]]
+
+
+def merge(shares: Sequence[Share]) -> dict[str, Any]:
+    """Return {"complete", "records", "written", "skipped", "holes", "doubles", ..., "lines"}; see docs/shards.md.
+
+    An index is a hole if no share wrote or skipped it, a double if several wrote it; `differing` are doubles whose
+    token ids are not the same. `lines` is the joined ledger by index: of a double the first share's line.
+    Raises UsageError if the shares do not belong together.
+    """
+    _check(shares)
+    written: dict[int, list[tuple[str, Mapping[str, Any]]]] = {}
+    skipped: dict[int, Mapping[str, Any]] = {}
+    for share in shares:
+        last = {line["index"]: line for line in share.ledger if "file" in line}  # of a resumed run the latest counts
+        for index, line in last.items():
+            written.setdefault(index, []).append((share.run_id, {**line, "run": share.run_id, "host": share.host}))
+        skips = (line for line in share.ledger if "skipped" in line)
+        skipped.update((line["index"], {**line, "run": share.run_id, "host": share.host}) for line in skips)
+    records = max((share.records or 0 for share in shares), default=0)
+    holes = [index for index in range(records) if index not in written and index not in skipped]
+    doubles = {index: found for index, found in sorted(written.items()) if len(found) > 1}
+    differing = [i for i, found in doubles.items() if len({line.get("token_sha256") for _, line in found}) > 1]
+    lines = {**skipped, **{index: found[0][1] for index, found in written.items()}}
+    return {
+        "schema_version": 1,
+        "runs": [
+            {"run_id": share.run_id, "host": share.host, "shard": list(share.spec["shard"]),
+             "written": sum(1 for found in written.values() for run, _ in found if run == share.run_id)}
+            for share in shares
+        ],
+        "complete": not holes and not doubles,
+        "records": records,
+        "written": len(written),
+        "skipped": len(skipped),
+        "holes": len(holes),
+        "hole_ranges": _ranges(holes)[:LISTED],
+        "doubles": len(doubles),
+        "double_samples": [
+            {"index": index, "runs": [run for run, _ in found]} for index, found in [*doubles.items()][:LISTED]
+        ],
+        "differing": differing[:LISTED],
+        "tokens": sum(found[0][1]["tokens"] for found in written.values()),
+        "bytes": sum(found[0][1]["bytes"] for found in written.values()),
+        "lines": [lines[index] for index in sorted(lines)],
+    }  # fmt: skip
+
+
+def _check(shares: Sequence[Share]) -> None:
+    for one, other in pairwise(shares):
+        differ = [name for name in SAME if one.spec.get(name) != other.spec.get(name)]
+        if differ:
+            raise UsageError(
+                f"runs {one.run_id} and {other.run_id} are not shares of one extraction",
+                why=", ".join(f"{n}: {one.spec.get(n)!r} and {other.spec.get(n)!r}" for n in differ),
+            )
+        if None not in (one.records, other.records) and one.records != other.records:
+            raise UsageError(
+                f"runs {one.run_id} and {other.run_id} read different data",
+                why=f"{one.records} records and {other.records}",
+            )
+
+
+def _ranges(numbers: Sequence[int]) -> list[list[int]]:
+    """Return rising numbers as [first, last] ranges."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ranges

@@ -1,0 +1,127 @@
+"""The options that commands share, and flags of an extraction as overrides of its playbook."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller import completion
+from controller.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from controller.core.model import Overrides
+
+HostOption = Annotated[
+    str | None,
+    typer.Option(
+        "--host",
+        "-H",
+        envvar="CTL_HOST",
+        help="A name or address of hosts.toml, or an ssh alias.",
+        autocompletion=completion.hosts,
+    ),
+]
+PlaybookOption = Annotated[
+    str | None,
+    typer.Option(
+        "--playbook",
+        "-p",
+        envvar="CTL_PLAYBOOK",
+        help="A name below playbooks/, or a path to a .toml file.",
+        autocompletion=completion.playbooks,
+    ),
+]
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]", help="A run id, or a part of it; default: the last.", autocompletion=completion.runs
+    ),
+]
+LastOption = Annotated[bool, typer.Option("--last", help="The last launched run.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Delete or move what is shown, without asking.")]
+ProgressOption = Annotated[
+    str, typer.Option("--progress", help="auto, plain, json (events as lines on stderr), or none.")
+]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", "-w", help="Queue on the host while another run holds it. Ctrl-C leaves it queued.")
+]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show ctl's own traceback on an error.")]
+StaleOption = Annotated[
+    str | None,
+    typer.Option("--stale", help="Files of an earlier run in the output: fail, clear, quarantine or resume."),
+]
+AdoptOption = Annotated[
+    bool, typer.Option("--adopt", help="Claim an output folder that holds files without our owner marker.")
+]
+SamplesOption = Annotated[int | None, typer.Option("--max-samples", min=1, help="Take only the first N samples.")]
+OutputOption = Annotated[str | None, typer.Option("--output", help="The output folder on the host.")]
+DataOption = Annotated[
+    str | None, typer.Option("--data", help="The data set: a path on the host, or local:PATH, which is pushed.")
+]
+KindOption = Annotated[str | None, typer.Option("--data-kind", help="What a record is: auto, tokens or chat.")]
+FormatOption = Annotated[
+    str | None, typer.Option("--format", help="speculators, speculators-0.3, specforge or modelopt.")
+]
+StoreOption = Annotated[
+    str | None, typer.Option("--store-dtype", help="auto, bfloat16, float16, float32 or fp8 (with a scale a token).")
+]
+LayersOption = Annotated[
+    str | None, typer.Option("--boundaries", help="eagle3, or numbers with commas: decoder layers completed.")
+]
+ConventionOption = Annotated[
+    str | None,
+    typer.Option("--layer-convention", help="Whose layer ids --boundaries are, for example speculators-0.3."),
+]
+ShardOption = Annotated[
+    str | None, typer.Option("--shard", metavar="I/N", help="Take only the I-th of N shares of the samples.")
+]
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option("--allow", metavar="CODE", help="Start in spite of this finding of preflight; may be repeated."),
+]
+CanaryOption = Annotated[
+    bool, typer.Option("--no-canary", help="Capture without proof that the states are right; the summary says so.")
+]
+RehearseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rehearse", help="auto (before long loads), always or never: first try a model cut from this one."
+    ),
+]
+CaptureOption = Annotated[
+    str | None, typer.Option("--capture", help="auto, hooks (eager, any vLLM) or native (the model's own support).")
+]
+
+
+def make_overrides(
+    *, stale: str | None = None, adopt: bool = False, max_samples: int | None = None, output: str | None = None,
+    capture: str | None = None, data: str | None = None, data_kind: str | None = None,
+    output_format: str | None = None, store_dtype: str | None = None, boundaries: str | None = None,
+    layer_convention: str | None = None, shard: str | None = None, canary: bool | None = None,
+    rehearse: str | None = None,
+) -> Overrides:  # fmt: skip
+    """Return the flags as values of a playbook. Raises UsageError where numbers are none."""
+    layers: str | list[int] | None
+    from controller.core.model import Overrides  # pydantic takes 150 ms to import
+
+    try:
+        layers = boundaries
+        if boundaries and boundaries != "eagle3":
+            layers = [int(part) for part in boundaries.split(",")]
+        share = _pair(shard) if shard else None
+    except ValueError as error:
+        raise UsageError(
+            "`--boundaries` or `--shard` is not of numbers", fix="write for example 2,30,58,61 and 1/4"
+        ) from error
+    return Overrides(
+        stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture, data=data,
+        data_kind=data_kind, format=output_format, store_dtype=store_dtype, boundaries=layers,
+        layer_convention=layer_convention, shard=share, canary=canary, rehearse=rehearse,
+    )  # fmt: skip
+
+
+def _pair(text: str) -> tuple[int, int]:
+    number, count = text.split("/")
+    return int(number), int(count)

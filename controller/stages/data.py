@@ -1,0 +1,84 @@
+"""data: a data set of the workstation to the host, under its content's hash. One round trip when it is there."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from controller.core.errors import CtlError, RemoteFailed
+from controller.localdata import LocalData
+from controller.stages.base import HOST_ERROR, Context, host_error
+from controller.transport.base import Process
+from remote_payload.host.protocol import pack_frame
+
+ANSWER_TIMEOUT_S = 600.0
+"""For the receiver's last answer: it syncs all that was sent, perhaps to a network file system."""
+
+WRITE_TIMEOUT_S = 120.0
+STEP = 0.05
+"""Share of the bytes between two reports: few enough for a log, many enough to follow."""
+
+_ANSWER_MAX_BYTES = 1 << 16
+
+
+def run(ctx: Context, data: LocalData) -> str:
+    """Make sure that the host has the data set, whole and verified, and return its path there.
+
+    Raises RemoteFailed (`data-no-room`, `data-damaged`), ConnectionFailed, ConnectionLost; OSError if a file here
+    cannot be read any more.
+    """
+    started = time.monotonic()
+    ctx.emit("stage", name="data", status="started", text=f"{data.path.name}: {data.size:,} bytes")
+    try:
+        path, sent = _converse(ctx, data)
+    except CtlError as error:
+        ctx.emit("stage", name="data", status="failed", text=str(error))
+        raise
+    what = f"{sent:,} bytes sent" if sent else "already there"
+    seconds = round(time.monotonic() - started, 3)
+    ctx.emit("stage", name="data", status="done", text=f"{data.path.name}: {what}", seconds=seconds)
+    return path
+
+
+def _converse(ctx: Context, data: LocalData) -> tuple[str, int]:
+    """Return the path on the host, and the bytes sent."""
+    process = ctx.transport.start(ctx.argv("data"))
+    try:
+        request = {
+            "workdir": ctx.host["workdir"], "digest": data.digest, "name": data.path.name, "files": list(data.files),
+        }  # fmt: skip
+        process.write(pack_frame(request), timeout=WRITE_TIMEOUT_S)
+        answer = _answer(process)
+        if answer.get("have"):
+            return str(answer["path"]), 0
+        sent, told = 0, 0.0
+        for piece in data.pieces():
+            process.write(pack_frame({"end": False}, piece), timeout=WRITE_TIMEOUT_S)
+            sent += len(piece)
+            if sent / data.size >= told + STEP:
+                told = sent / data.size
+                text = f"{data.path.name}: {told:.0%} of {data.size:,} bytes"
+                ctx.emit("stage", name="data", status="started", text=text)
+        process.write(pack_frame({"end": True}), timeout=WRITE_TIMEOUT_S)
+        return str(_answer(process)["path"]), sent
+    finally:
+        process.close()
+
+
+def _answer(process: Process) -> dict[str, object]:
+    line = b""
+    while not line.endswith(b"\n") and len(line) < _ANSWER_MAX_BYTES:
+        try:
+            data = process.read(timeout=ANSWER_TIMEOUT_S)
+        except TimeoutError as error:
+            raise RemoteFailed(
+                "the host did not answer while it received the data set", code="data-failed"
+            ) from error
+        if not data:
+            break
+        line += data
+    if line.startswith(b'{"error"') or not line.endswith(b"\n"):
+        code = process.wait(timeout=ANSWER_TIMEOUT_S)
+        raise host_error("data", code or HOST_ERROR, line, process.stderr)
+    answer: dict[str, object] = json.loads(line)
+    return answer

@@ -1,0 +1,238 @@
+"""Data sets on disk to records: JSONL, a JSON array, Parquet files, and folders that `datasets` wrote (Arrow).
+
+Which of them it is, is read from the contents, never from the name. A record's `line` is its line in a text file,
+its row (from 1) in the others. A record that cannot be read is still a record, with the reason in place of a value,
+so that whoever counts loses none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from remote_payload.extract.settings import ConfigError
+
+LINE_LIMIT = 64 << 20
+"""Bytes of one line. 64 MiB of JSON is about ten million tokens: a file without line ends, not a record."""
+
+PARQUET_MAGIC = b"PAR1"
+ARROW_FILE_MAGIC = b"ARROW1"
+
+ROWS = 256
+"""Rows of a column store turned into Python objects at a time."""
+
+
+class Malformed(Exception):
+    """A record that is skipped. `code` is stable, `why` is for a person."""
+
+    def __init__(self, code: str, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """`value` is the record's object, or the reason why there is none."""
+
+    line: int
+    value: dict[str, Any] | Malformed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A data set that can be read: `container` is "jsonl", "json", "parquet" or "arrow"."""
+
+    container: str
+    records: Callable[[], Iterator[Record]]
+
+
+def open_source(path: str) -> Source:
+    """Find out what `path` holds. Raises ConfigError if it cannot be read or is none of the kinds."""
+    try:
+        if os.path.isdir(path):
+            return _folder(path)
+        with open(path, "rb") as file:
+            start = file.read(1 << 12)
+    except OSError as error:
+        raise ConfigError(f"cannot read the data set {path}: {error.strerror}") from error
+    if start.startswith(PARQUET_MAGIC):
+        return Source(container="parquet", records=lambda: _parquet([path]))
+    if start.startswith(ARROW_FILE_MAGIC):
+        raise ConfigError(f"{path} is a single Arrow file: name the folder that `save_to_disk` wrote")
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text.startswith(b"[") and not _is_line(text, list):
+        return Source(container="json", records=lambda: _json_array(path))
+    if path.endswith(".json") and text.startswith(b"{") and not _is_line(text, dict):
+        return Source(container="json", records=lambda: _json_array(path))
+    return Source(container="jsonl", records=lambda: _json_lines(path))
+
+
+def _is_line(start: bytes, kind: type) -> bool:
+    """Tell whether a file's first line is a JSON value of a kind by itself, with other lines after it."""
+    line, _, rest = start.partition(b"\n")
+    try:
+        return isinstance(json.loads(line), kind) and (kind is dict or bool(rest.strip()))
+    except (ValueError, RecursionError):
+        # A line that goes on beyond what was read: an object is a record of JSONL, an array is the data set.
+        return kind is dict and not rest
+
+
+# ------------------------------------------------------------------------------------------------ text
+
+
+def _json_lines(path: str) -> Iterator[Record]:
+    with open(path, "rb") as file:
+        number = 0
+        while line := file.readline(LINE_LIMIT + 1):
+            number += 1
+            if len(line) > LINE_LIMIT:
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(LINE_LIMIT)
+                yield Record(line=number, value=Malformed("over-long", f"the line is longer than {LINE_LIMIT} bytes"))
+            elif line.strip():
+                yield Record(line=number, value=_parse(line))
+
+
+def _parse(line: bytes) -> dict[str, Any] | Malformed:
+    try:
+        text = line.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        return Malformed("encoding", f"not UTF-8: byte {error.start} is 0x{line[error.start]:02x}")
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Malformed("malformed", f"not JSON: {error}")
+    return record if isinstance(record, dict) else Malformed("malformed", "not a JSON object")
+
+
+def _json_array(path: str) -> Iterator[Record]:
+    """Yield the elements of an array, or of the one array of objects inside an object. Raises ConfigError.
+
+    A syntax error spoils everything after it, so it is the data set's, not a record's.
+    """
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            text = file.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 at byte {error.start}") from error
+    decoder, place = json.JSONDecoder(), _skip_space(text, 0)
+    if text[place] == "{":
+        place = _only_array(path, text)
+    place, line, counted = _skip_space(text, place + 1), 1, 0
+    while place < len(text) and text[place] != "]":
+        line, counted = line + text.count("\n", counted, place), place
+        try:
+            value, end = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path} is not JSON in the record at line {line}: {error}") from error
+        found = value if isinstance(value, dict) else Malformed("malformed", "not a JSON object")
+        yield Record(line=line, value=found)
+        place = _skip_space(text, end)
+        if place < len(text) and text[place] == ",":
+            place = _skip_space(text, place + 1)
+        elif place >= len(text) or text[place] != "]":
+            raise ConfigError(f"{path} is not JSON after the record at line {line}: an array goes on or ends there")
+    if place >= len(text):
+        raise ConfigError(f"{path} is cut off: its array does not end")
+    if text[place + 1 :].strip(" \t\r\n}") and text.lstrip().startswith("["):
+        raise ConfigError(f"{path} goes on after its array")
+
+
+def _only_array(path: str, text: str) -> int:
+    """Return where the only list of objects in a JSON object begins, as in {"version": 1, "data": [...]}."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    lists = [
+        key for key, value in document.items() if isinstance(value, list) and value and isinstance(value[0], dict)
+    ]
+    if len(lists) != 1:
+        raise ConfigError(f"{path} is one JSON object with {len(lists)} lists of records: one is needed")
+    found = re.search(re.escape(json.dumps(lists[0], ensure_ascii=False)) + r"\s*:\s*(?=\[)", text)
+    if found is None:
+        raise ConfigError(f"{path} spells the key {lists[0]!r} with escapes: write it plainly, or as JSONL")
+    return found.end()
+
+
+def _skip_space(text: str, place: int) -> int:
+    while place < len(text) and text[place] in " \t\r\n":
+        place += 1
+    return place
+
+
+# ------------------------------------------------------------------------------------------- column stores
+
+
+def _folder(path: str) -> Source:
+    names = sorted(os.listdir(path))
+    if "dataset_dict.json" in names:
+        splits = [name for name in names if os.path.isdir(os.path.join(path, name))]
+        raise ConfigError(f"{path} holds several data sets: name one of {', '.join(splits)} below it")
+    if "state.json" in names:
+        return Source(container="arrow", records=lambda: _arrow(path))
+    parquet = [os.path.join(path, name) for name in names if name.endswith(".parquet")]
+    if parquet:
+        return Source(container="parquet", records=lambda: _parquet(parquet))
+    raise ConfigError(f"{path} is a folder with neither state.json (of `save_to_disk`) nor .parquet files")
+
+
+def _parquet(paths: list[str]) -> Iterator[Record]:
+    require_pyarrow("a Parquet data set")
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    for path in paths:
+        try:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                for batch in file.iter_batches(ROWS):
+                    for record in _rows(batch, number):
+                        number += 1
+                        yield record
+        except (OSError, pyarrow.ArrowInvalid) as error:
+            raise ConfigError(f"cannot read the Parquet file {path} after row {number}: {error}") from error
+
+
+def _arrow(path: str) -> Iterator[Record]:
+    require_pyarrow("an Arrow data set")
+    import pyarrow
+
+    with open(os.path.join(path, "state.json"), "rb") as file:
+        state = json.load(file)
+    if any(name.startswith("indices") for name in os.listdir(path)):
+        raise ConfigError(
+            f"{path} is a view with reordered rows: write it again with `flatten_indices().save_to_disk`"
+        )
+    number = 0
+    for name in (entry["filename"] for entry in state["_data_files"]):
+        part = os.path.join(path, os.path.basename(name))
+        try:
+            with pyarrow.memory_map(part) as mapped, pyarrow.ipc.open_stream(mapped) as reader:
+                for batch in reader:
+                    for start in range(0, batch.num_rows, ROWS):
+                        for record in _rows(batch.slice(start, ROWS), number):
+                            number += 1
+                            yield record
+        except (OSError, pyarrow.ArrowInvalid) as error:
+            raise ConfigError(f"cannot read the Arrow file {part} after row {number}: {error}") from error
+
+
+def _rows(batch: Any, before: int) -> Iterator[Record]:
+    for row, value in enumerate(batch.to_pylist(), before + 1):
+        yield Record(line=row, value=value)
+
+
+def require_pyarrow(what: str) -> None:
+    """Raise ConfigError, saying what needs it, if the host's environment has no pyarrow."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"{what} needs pyarrow in the host's environment: `python -m pip install pyarrow` there, or use JSONL"
+        ) from error

@@ -1,0 +1,137 @@
+"""Receives a data set from the workstation into WORKDIR/data/HASH/NAME, content addressed.
+
+    in    request {"workdir", "digest", "name", "files": [{"path", "size", "sha256"}]}; a file by itself has path ""
+    out   line {"have": true, "path"}: it is there; the end
+          or   {"have": false}: send it
+    in    frames {"end": bool} with pieces of the files, one after another in the order of the request
+    out   line {"have": true, "path"}
+
+It is unpacked beside, verified against every checksum, synced and renamed, so that it is whole or absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from typing import Any, BinaryIO, Dict, Iterator, List
+
+from remote_payload.host.errors import HostError
+from remote_payload.host.files import fsync_folder
+from remote_payload.host.protocol import HASH, Layout, check_record, manifest_digest, read_frame
+
+SPARE_BYTES = 1 << 28
+"""Room to leave on the disk that holds the work folder: run folders and logs live there too."""
+
+
+def receive(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
+    """Hold the conversation on this process's stdin. Raises HostError, ProtocolError."""
+    check_record(request, {"workdir": str, "digest": str, "name": str, "files": list}, "data request")
+    files, name = request["files"], request["name"]
+    _check(request["digest"], name, files)
+    store = os.path.join(Layout(request["workdir"]).data, request["digest"])
+    target = os.path.join(store, name)
+    if os.path.lexists(target):
+        _answer(out, {"have": True, "path": target})
+        return 0
+    os.makedirs(store, mode=0o700, exist_ok=True)
+    size = sum(entry["size"] for entry in files)
+    free = shutil.disk_usage(store).free
+    if free < size + SPARE_BYTES:
+        why = "%d bytes are free in %s, %d are needed" % (free, store, size + SPARE_BYTES)
+        raise HostError(
+            "data-no-room", "there is no room for the data set", why, "free some, or use data on the host"
+        )
+    _answer(out, {"have": False})
+    staging = tempfile.mkdtemp(prefix=".incoming-", dir=store)
+    try:
+        pieces = _pieces()
+        for entry in files:
+            _store(
+                os.path.join(staging, name, entry["path"]) if entry["path"] else os.path.join(staging, name),
+                entry,
+                pieces,
+            )
+        for folder, _, _ in os.walk(staging):
+            fsync_folder(folder)
+        try:
+            os.rename(os.path.join(staging, name), target)
+        except OSError:
+            if not os.path.lexists(target):  # another push was faster: its copy is as good
+                raise
+        fsync_folder(store)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    _answer(out, {"have": True, "path": target})
+    return 0
+
+
+def data_digest(files: List[Dict[str, Any]]) -> str:
+    """Return the name of a data set by its contents: the same on both sides."""
+    return manifest_digest({entry["path"]: entry["sha256"] for entry in files})
+
+
+def _check(digest: str, name: str, files: List[Dict[str, Any]]) -> None:
+    paths = [name, *(entry["path"] for entry in files if entry["path"])]
+    for path in paths:
+        parts = path.split("/")
+        if path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
+            raise _damaged("it names %r" % path)
+    if "/" in name or not files or not HASH.fullmatch(digest) or data_digest(files) != digest:
+        raise _damaged("its files do not have the hash %s" % digest)
+
+
+class _Pieces:
+    """The bytes of all files in a row, whatever the frames' borders."""
+
+    def __init__(self, frames: Iterator[bytes]) -> None:
+        self._frames = frames
+        self._rest = b""
+
+    def take(self, count: int) -> bytes:
+        """Return at least one and at most `count` bytes."""
+        if not self._rest:
+            self._rest = next(self._frames, b"")
+            if not self._rest:
+                raise _damaged("it ended early")
+        piece, self._rest = self._rest[:count], self._rest[count:]
+        return piece
+
+
+def _pieces() -> _Pieces:
+    def frames() -> Iterator[bytes]:
+        while True:
+            header, piece = read_frame(sys.stdin.buffer)
+            if piece:
+                yield piece
+            if header.get("end"):
+                return
+
+    return _Pieces(frames())
+
+
+def _store(path: str, entry: Dict[str, Any], pieces: _Pieces) -> None:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    digest, left = hashlib.sha256(), entry["size"]
+    with open(path, "xb") as file:
+        while left:
+            piece = pieces.take(left)
+            file.write(piece)
+            digest.update(piece)
+            left -= len(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    if digest.hexdigest() != entry["sha256"]:
+        raise _damaged("%s has other contents than announced: was it written to meanwhile?" % (entry["path"] or path))
+
+
+def _damaged(why: str) -> HostError:
+    return HostError("data-damaged", "the data set did not arrive as it was announced", why, "run the command again")
+
+
+def _answer(out: BinaryIO, record: Dict[str, Any]) -> None:
+    out.write(json.dumps(record).encode() + b"\n")
+    out.flush()

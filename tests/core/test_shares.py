@@ -1,0 +1,67 @@
+"""Ledgers of shards, joined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.core.errors import UsageError
+from controller.core.shares import Share, merge
+
+SPEC = {"model": "m", "boundaries": [2, 8], "format": "speculators", "shard": [1, 2]}
+
+
+def line(index: int, text: str = "a") -> dict[str, Any]:
+    return {"index": index, "file": f"hs_{index}.safetensors", "tokens": 3, "bytes": 100, "token_sha256": text}
+
+
+def share(number: int, *lines: dict[str, Any], records: int | None = 6, **spec: Any) -> Share:
+    return Share(
+        run_id=f"run-{number}", host=f"h{number}", spec={**SPEC, "shard": [number, 2], **spec}, records=records,
+        ledger=lines,
+    )  # fmt: skip
+
+
+def test_two_whole_shares_are_complete() -> None:
+    one = share(1, line(0), line(2), line(4))
+    other = share(2, line(1), {"index": 3, "line": 4, "skipped": "empty", "why": ""}, line(5))
+    merged = merge([one, other])
+    assert merged["complete"]
+    assert (merged["records"], merged["written"], merged["skipped"]) == (6, 5, 1)
+    assert [entry["index"] for entry in merged["lines"]] == [0, 1, 2, 3, 4, 5]
+    assert [entry["host"] for entry in merged["lines"]] == ["h1", "h2", "h1", "h2", "h1", "h2"]
+    assert [run["written"] for run in merged["runs"]] == [3, 2]
+    assert (merged["tokens"], merged["bytes"]) == (15, 500)
+
+
+def test_holes_are_shown_as_ranges() -> None:
+    merged = merge([share(1, line(0)), share(2, line(5), records=8)][:1])
+    assert not merged["complete"]
+    assert (merged["holes"], merged["hole_ranges"]) == (5, [[1, 5]])
+    merged = merge([share(1, line(0), line(4)), share(2, line(3), records=None)])
+    assert merged["hole_ranges"] == [[1, 2], [5, 5]]
+
+
+def test_doubles_are_shown_with_their_runs() -> None:
+    merged = merge([share(1, line(0), line(1), line(2), line(3)), share(2, line(1), line(3, "b"), line(4), line(5))])
+    assert not merged["complete"]
+    assert merged["doubles"] == 2
+    assert merged["double_samples"][0] == {"index": 1, "runs": ["run-1", "run-2"]}
+    assert merged["differing"] == [3]
+    assert merged["written"] == 6
+
+
+def test_a_resumed_sample_is_no_double() -> None:
+    kept = {**line(0), "kept": True}
+    assert merge([share(1, line(0), kept, *(line(index) for index in range(1, 6)))])["complete"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "records", "says"),
+    [({"boundaries": [2, 7]}, 6, "boundaries: [2, 8] and [2, 7]"), ({}, 7, "6 records and 7")],
+)
+def test_what_does_not_belong_together_is_refused(spec: dict[str, Any], records: int, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        merge([share(1, line(0)), share(2, line(1), records=records, **spec)])
+    assert says in caught.value.why

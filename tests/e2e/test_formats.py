@@ -1,0 +1,95 @@
+"""Conversion, shares and pushed data over a real sshd, without an engine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e.conftest import Project
+from support.samples import make_sample
+
+pytestmark = pytest.mark.sshd
+
+SOURCE = "20260101-000000-00000{}"
+
+
+def extraction(project: Project, number: int, indexes: list[int], shard: list[int]) -> str:
+    """Leave behind what an extraction leaves: its files, its run folder on the host, and the copy of that here."""
+    run_id = SOURCE.format(number)
+    output = project.workdir / "output" / f"made-{number}"
+    lines = [make_sample(output, "speculators", index, 3 + index).line for index in indexes]
+    plan = project.json("plan", "--host", "demo", "--playbook", "demo")
+    spec = {
+        "output": str(output), "format": "speculators", "model": "m", "data": "d", "shard": shard,
+    }  # fmt: skip
+    document = {"run_id": run_id, "extract": spec, "host": plan["host"], "payload": plan["upload"]["payload"]}
+    for folder in (project.workdir / "runs" / run_id, project.root / "ctl-runs" / run_id):
+        (folder / "ledger").mkdir(parents=True)
+        (folder / "plan.json").write_text(json.dumps(document))
+        (folder / "verify.json").write_text(json.dumps({"data": {"records": 5}}))
+        (folder / "ledger" / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run_id
+
+
+@pytest.fixture(scope="module")
+def shares(project: Project) -> tuple[str, str]:
+    return extraction(project, 1, [0, 2, 4], [1, 2]), extraction(project, 2, [1, 2], [2, 2])
+
+
+def test_convert_is_a_supervised_run_with_an_output_of_its_own(project: Project, shares: tuple[str, str]) -> None:
+    words = ("convert", shares[0], "--to", "speculators-0.3")
+    summary = project.json(*words)
+    assert summary["kind"] == "convert"
+    assert summary["end_reason"] == "succeeded"
+    assert summary["samples"] == {"expected": 3, "written": 3, "skipped": 0, "failed": 0, "missing": 0}
+    output = project.workdir / "output" / "made-1-speculators-0.3"
+    assert {"data_0.pt", "data_2.pt", "data_4.pt", ".ctl-owner.json"} <= {path.name for path in output.iterdir()}
+    refused = project.json(*words, code=3)
+    assert refused["error"]["code"]
+    assert project.json("summary", summary["run_id"])["format"] == "speculators-0.3"
+
+
+def test_a_conversion_that_would_lose_something_fails_and_says_why(project: Project, shares: tuple[str, str]) -> None:
+    done = project.ctl("convert", shares[0], "--to", "specforge")  # model m: no norm to apply
+    assert done.returncode == 100
+    assert "cannot read config.json of the model" in done.stderr
+
+
+def test_ledgers_of_shares_are_joined(project: Project, shares: tuple[str, str], tmp_path: Path) -> None:
+    merged = project.json("ledger", "merge", *shares, "--output", str(tmp_path / "all.jsonl"), code=100)
+    assert (merged["written"], merged["records"]) == (4, 5)
+    assert (merged["hole_ranges"], merged["double_samples"][0]["index"]) == ([[3, 3]], 2)
+    lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert [line["index"] for line in lines] == [0, 1, 2, 4]
+    shown = project.ctl("ledger", "merge", *shares)
+    assert "holes: 1 (3)" in shown.stdout
+    assert "doubles: 1 (2)" in shown.stdout
+
+
+def test_data_of_the_workstation_is_pushed_before_it_is_judged(project: Project) -> None:
+    (project.root / "mine.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "t1"}]}) + "\n")
+    words = ("--host", "demo", "--playbook", "demo", "--data", "local:mine.jsonl")
+    planned: dict[str, Any] = project.json("plan", *words)
+    path = Path(planned["capture"]["data"])
+    assert path.parent.parent == project.workdir / "data"
+    shutil.rmtree(path.parent, ignore_errors=True)
+    document = project.json("preflight", *words)
+    found = {finding["code"]: finding for finding in document["findings"]}
+    assert found["data"]["level"] == "ok"
+    assert "of chat" in found["data"]["what"]
+    assert path.read_text() == (project.root / "mine.jsonl").read_text()
+
+
+def test_flags_of_the_format_reach_the_plan(project: Project) -> None:
+    planned = project.json(
+        "plan", "--host", "demo", "--playbook", "demo", "--format", "specforge", "--boundaries", "1,3,7",
+        "--layer-convention", "specforge", "--shard", "2/4", "--data-kind", "chat",
+    )  # fmt: skip
+    capture = planned["capture"]
+    assert (capture["boundaries"], capture["format"], capture["final_norm"]) == ([2, 4, 8], "specforge", True)
+    assert (capture["shard"], capture["data_kind"]) == ([2, 4], "chat")
+    wrong = project.json("plan", "--host", "demo", "--playbook", "demo", "--shard", "2-4", code=2)
+    assert "--shard" in wrong["error"]["what"]

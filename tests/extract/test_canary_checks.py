@@ -1,0 +1,228 @@
+"""The canary's checks on rows made by hand; the seeded faults on a real engine are in test_canary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from remote_payload.extract.canary import (
+    Finding,
+    Pass,
+    check_boundaries,
+    check_identity,
+    check_logits,
+    check_rows,
+    check_same,
+    distances_apart,
+    folded,
+    logit_noise,
+    unshared,
+)
+from remote_payload.extract.canary_rank import BATCH, CHUNKED, SINGLE, CanaryRank
+from remote_payload.extract.canary_run import LONG_TOKENS, PROMPTS, TOKENS, CanaryError, choose_prompts
+from remote_payload.extract.collect import Request, Segment, Step
+from remote_payload.extract.dataset import Sample
+from remote_payload.extract.errors import CaptureError
+from remote_payload.extract.settings import CaptureSettings
+
+IDS = [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12, 13, 14]]
+ROWS = sum(map(len, IDS))
+STATES = 3
+
+
+def rows(dtype: torch.dtype = torch.float32, *, noise: float = 0.0) -> torch.Tensor:
+    """[rows, states, hidden]; each state is the one before plus something of its size."""
+    made = torch.randn(ROWS, STATES, 64, generator=torch.Generator().manual_seed(0)).cumsum(1)
+    return (made + noise * torch.randn(made.shape, generator=torch.Generator().manual_seed(1))).to(dtype)
+
+
+def split(block: torch.Tensor) -> Pass:
+    """The rows as a pass in which the second prompt took two steps."""
+    made = Pass()
+    made.add(1, 3, block[9:])
+    made.add(0, 0, block[:6])
+    made.add(1, 0, block[6:9])
+    return made
+
+
+def test_pieces_are_put_together_by_position() -> None:
+    assert split(rows()).rows([0, 1]).equal(rows())
+    assert split(rows()).cut() == [1]
+    assert check_rows(split(rows()), IDS, STATES, "single") == []
+
+
+def test_a_hole_and_a_doubled_position_are_found() -> None:
+    made = split(rows())
+    made.pieces[1] = made.pieces[1][:1]
+    (found,) = check_rows(made, IDS, STATES, "single")
+    assert (found.check, "missing [0, 1, 2]" in found.what) == ("positions", True)
+    assert "prefix caching" in found.cause
+    twice = split(rows())
+    twice.add(0, 0, rows()[:1])
+    assert [found.check for found in check_rows(twice, IDS, STATES, "single")] == ["positions"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_noise_of_the_precision_passes_and_more_does_not(dtype: torch.dtype) -> None:
+    apart = distances_apart(rows(dtype))
+    assert len(apart) == STATES
+    small, large = (1e-7, 1e-2) if dtype is torch.float32 else (1e-2, 1.0)
+    found, errors = check_same(rows(dtype, noise=small), rows(dtype), name="a against b", cause="why", apart=apart)
+    assert (found, len(errors)) == ([], STATES)
+    found, _ = check_same(rows(dtype, noise=large), rows(dtype), name="a against b", cause="why", apart=apart)
+    assert {(each.check, each.cause) for each in found} == {("a-against-b", "why")}
+
+
+def test_in_half_precision_one_flipped_row_is_no_fault_and_in_fp32_it_is() -> None:
+    for dtype, expected in ((torch.bfloat16, 0), (torch.float32, STATES)):
+        flipped = rows(dtype)
+        flipped[4] = -flipped[4]
+        found, _ = check_same(flipped, rows(dtype), name="x", cause="", apart=distances_apart(rows(dtype)))
+        assert len(found) == expected
+
+
+def test_identity_tells_what_a_row_was_taken_for() -> None:
+    assert check_identity(rows(noise=1e-3), rows(), IDS) == ([], 1.0)
+    cases: dict[str, torch.Tensor] = {
+        "a neighbouring boundary": rows()[:, [1, 0, 2]],
+        "another prompt": torch.cat([rows()[6:], rows()[:6]]),
+        "another position of the prompt": torch.cat([rows()[:6].flip(0), rows()[6:].flip(0)]),
+    }
+    for kind, wrong in cases.items():
+        found, share = check_identity(wrong, rows(), IDS)
+        assert kind in found[0].what
+        assert found[0].cause
+        assert share < 0.5
+
+
+def test_rows_of_a_shared_prefix_are_left_out() -> None:
+    shared = [[1, 2, 3, 4], [1, 2, 9, 9]]
+    assert unshared(shared) == [False, False, True, True, False, False, True, True]
+    same = rows()[:8].clone()
+    same[4:6] = same[:2]
+    assert check_identity(same, same, shared) == ([], 1.0)
+
+
+def test_a_stored_boundary_must_be_its_own_layers_output() -> None:
+    made = rows()
+    reference = {b: made[:, b] for b in range(STATES)}
+    assert check_boundaries(made, reference, [0, 1, 2])[0] == []
+    (shifted,) = check_boundaries(made[:, [0]], reference, [1])[0]
+    assert "stored as boundary 1 is boundary 0" in shifted.what
+    assert "convention" in shifted.cause
+    (scaled,) = check_boundaries(made[:, [1]] * 1.2, reference, [1])[0]
+    assert scaled.check == "boundary"
+    assert check_boundaries(made, {}, [0, 1, 2])[0] == []
+
+
+def test_the_final_state_must_lead_to_the_engines_tokens() -> None:
+    logits = torch.randn(32, 50, generator=torch.Generator().manual_seed(0)) * 4
+    table = logits.log_softmax(-1)
+    tokens = table.argmax(-1).tolist()
+    logprobs = table.max(-1).values.tolist()
+    assert check_logits({"expected": logits}, tokens, logprobs, 1e-3) == ([], 1.0)
+    one = logits.clone()
+    one[0] = one[1]
+    assert check_logits({"expected": one}, tokens, logprobs, 1e-3)[0] == []
+    one[2] = one[3]
+    assert check_logits({"expected": one}, tokens, logprobs, 1e-3)[0] != []
+    # The same greedy token everywhere, yet not the same distribution: a doubled norm does this.
+    (scaled,) = check_logits({"expected": logits * 1.3, "again": logits}, tokens, logprobs, 1e-3)[0]
+    assert "already behind the final norm" in scaled.cause
+
+
+def test_noise_is_measured_and_has_a_floor() -> None:
+    assert logit_noise(torch.float32, [-1.0, -2.0, -3.0], [-1.0, -2.0, -3.0]) == pytest.approx(1e-3)
+    assert logit_noise(torch.bfloat16, [-1.0, -2.0, -3.0], [-1.5, -2.5, -3.5]) == pytest.approx(2.0)
+
+
+def test_findings_of_one_kind_are_told_once() -> None:
+    findings = [Finding(check="a", what="first"), Finding(check="b", what="other"), Finding(check="a", what="second")]
+    assert [each.what for each in folded(findings)] == ["first (and 1 more like this)", "other"]
+    error = CanaryError(findings[:1], "start")
+    assert error.problems()[0]["code"] == "canary-a"
+    assert "first" in str(error)
+
+
+def _samples(*lengths: int) -> list[Sample]:
+    return [
+        Sample(index=n, token_ids=[(n * 37 + k) % 91 for k in range(length)], loss_mask=None)
+        for n, length in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("lengths", [(500,) * 60, (1, 2, 3), (30,) * 5])
+def test_prompts_come_from_the_data_and_fit(lengths: tuple[int, ...]) -> None:
+    samples = _samples(*lengths)
+    prompts = choose_prompts(samples, longest=300, vocabulary=91)
+    assert len(prompts) == PROMPTS
+    assert all(0 < len(ids) <= TOKENS for ids in prompts[:-1])
+    assert len(prompts[-1]) == LONG_TOKENS
+    assert {token for ids in prompts for token in ids} <= {token for each in samples for token in each.token_ids}
+    assert prompts == choose_prompts(samples, longest=300, vocabulary=91)
+    assert max(map(len, choose_prompts(samples, longest=20, vocabulary=91))) == 20
+
+
+def _rank(*, chunk: int = 0) -> CanaryRank:
+    """A rank that has seen its passes, each state a row after the other; `chunk` cuts the chunked pass."""
+    settings = CaptureSettings(
+        boundaries=(0, 1, 2), layers=2, capture="hooks", final_norm=False, store_dtype="auto"
+    )  # fmt: skip
+    rank = CanaryRank(settings)
+    for name in (SINGLE, BATCH, CHUNKED):
+        rank.begin(name)
+        for number, ids in enumerate(IDS):
+            cut = chunk if name == CHUNKED and chunk else len(ids)
+            for start in range(0, len(ids), cut):
+                count = min(cut, len(ids) - start)
+                request = Request(request_id=f"r{number}", index=number, probe=True, token_ids=ids, loss_spans=None)
+                step = Step(segments=[Segment(request=request, start=start, count=count)])
+                first = number * len(IDS[0]) + start
+                states = list(rows()[first : first + count].unbind(1))
+                rank.keep(step, {request.request_id: 0}, lambda states=states: states)
+        rank.cut()
+    return rank
+
+
+def _judge(rank: CanaryRank, **given: Any) -> Any:
+    return rank.judge(
+        IDS, **{"reference_prompts": 1, "values": True, "batch_cause": "", "device": torch.device("cpu"), **given}
+    )
+
+
+def test_a_rank_with_equal_passes_is_sound() -> None:
+    report = _judge(_rank(chunk=4))
+    assert (report.findings, report.sound) == ([], True)
+    assert report.figures["identity"] == 1.0
+    assert report.figures["chunked against whole"] == [0.0] * STATES
+
+
+def test_dummy_weights_are_said_to_prove_nothing_about_values() -> None:
+    report = _judge(_rank(), values=False)
+    assert (report.findings, report.sound) == ([], False)
+    assert "not proven" in report.notes[0]
+
+
+def test_rows_from_before_a_preemption_are_forgotten() -> None:
+    rank = _rank()
+    rank.restart(0)  # between passes nothing is under way
+    rank.begin(BATCH)
+    for _ in range(2):
+        for number, ids in enumerate(IDS):
+            rank.restart(number)
+            request = Request(request_id="r", index=number, probe=True, token_ids=ids, loss_spans=None)
+            step = Step(segments=[Segment(request=request, start=0, count=len(ids))])
+            first = number * len(IDS[0])
+            states = list(rows()[first : first + len(ids)].unbind(1))
+            rank.keep(step, {"r": 0}, lambda states=states: states)
+    rank.cut()
+    assert _judge(rank).findings == []
+
+
+def test_a_cached_prefix_is_a_finding_and_not_a_crash() -> None:
+    rank = _rank()
+    rank.fail(CaptureError("sample 3: rows 0 to 16 were never computed"))
+    (found,) = _judge(rank).findings
+    assert "prefix caching is on" in found.cause
