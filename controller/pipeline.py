@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from controller import history
-from controller.core import planner
+from controller.core import planner, shape
 from controller.core.errors import CtlError, LaunchUnknown, RefusedError, UsageError
 from controller.core.model import Host, Overrides, Playbook
 from controller.localdata import LocalData, local_data
@@ -251,7 +251,7 @@ def preflight(ctx: Context, intention: Intention) -> preflight_stage.PreflightOu
     queue = WAITED_FOR if intention.plan["job"]["limits"].get("wait_for_lease") else ()
     expected = preflight_stage.Expectations(
         gpu_name=intention.host.gpu_name,
-        bytes_expected=planner.bytes_expected(intention.plan, intention.playbook),
+        bytes_expected=shape.bytes_expected(intention.plan, intention.playbook),
         min_free_bytes=limits.min_free_bytes if limits else None,
         allow=(*(limits.allow if limits else ()), *intention.allow, *queue),
     )

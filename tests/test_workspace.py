@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from controller.core.errors import ConfigError, UsageError
-from controller.core.planner import make_plan, model_shape
+from controller.core.planner import make_plan
+from controller.core.shape import model_shape
 from controller.workspace import Workspace, load_workspace, shipped_folder, ssh_patterns
 
 HOST = """\

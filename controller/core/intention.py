@@ -11,8 +11,8 @@ from typing import Any
 
 from controller.core.boundaries import resolve_boundaries
 from controller.core.model import Playbook
-from controller.core.planner import ModelShape, bytes_expected, element_bytes, model_shape, state_count
 from controller.core.redaction import redact
+from controller.core.shape import ModelShape, bytes_expected, element_bytes, model_shape, state_count
 from remote_payload.host.protocol import Layout, Plan, Stale
 
 SCHEMA_VERSION = 1

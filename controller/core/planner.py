@@ -7,11 +7,8 @@ The plan says what will be uploaded, run, written and perhaps deleted; it holds 
 from __future__ import annotations
 
 import copy
-import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from controller.core.boundaries import resolve_boundaries
 from controller.core.errors import ConfigError, UsageError
@@ -19,6 +16,7 @@ from controller.core.model import DEFAULT_LOG_CAP, Host, Overrides, Playbook
 from controller.core.outputs import owned_output, planned_output
 from controller.core.playbook import override
 from controller.core.redaction import secret_in_argv, split_env
+from controller.core.shape import model_shape
 from remote_payload.host.protocol import (
     WIRE,
     Accelerator,
@@ -34,37 +32,14 @@ from remote_payload.host.protocol import (
     check_run_id,
 )  # fmt: skip
 
-EAGLE3_STATES = 4
-"""States that `eagle3` captures, whatever the number of layers."""
-
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}
-
 FINAL_NORM = {"speculators": False, "speculators-0.3": False, "specforge": True, "modelopt": True}
 """Whether a format's consumers expect the model's last state after its final norm; the model applies it."""
-
-SAMPLE_OVERHEAD_BYTES = 4096
-"""Header of a sample file: tensor table, boundaries, versions, run id, hashes. Measured ones are below 2 KiB."""
-
-TOKEN_BYTES = 16
-"""Of each token beside its states: its id, and its place in the loss mask (or its scale), 8 bytes each."""
 
 WHOLE = (1, 1)
 """The shard of a host that does everything."""
 
 COMMAND_GRACE_S = 30.0
 """Between TERM and KILL for a command: enough for a trainer to write a checkpoint marker, short for a person."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """What is known of a model before the host is asked; None: unknown."""
-
-    num_layers: int | None = None
-    hidden: int | None = None
-
-
-KNOWN_SHAPES = {"kimi-k2.5": ModelShape(num_layers=61, hidden=7168)}
-"""By the beginning of the model's folder name, in lower case."""
 
 
 def new_run_id(now: datetime, random: bytes) -> str:
@@ -296,40 +271,6 @@ def job_env(host: Host, playbook: Playbook | None) -> tuple[dict[str, str], list
             fix="remove one of the two",
         )
     return plain, sorted({*names, *host.secrets})
-
-
-def model_shape(playbook: Playbook) -> ModelShape:
-    """Return the model's shape as the playbook says, else as its folder's name tells."""
-    folder = posixpath.basename(playbook.model.path).lower()
-    known = next((shape for name, shape in KNOWN_SHAPES.items() if folder.startswith(name)), ModelShape())
-    return ModelShape(
-        num_layers=playbook.model.num_layers or known.num_layers, hidden=playbook.model.hidden or known.hidden
-    )
-
-
-def bytes_expected(plan: Plan, playbook: Playbook | None) -> int | None:
-    """Return the bytes that an extraction writes at most, every sample being of full length; None if unknown.
-
-    A model whose own dtype is stored ("auto") is taken to have 2 bytes an element.
-    """
-    spec = plan["extract"]
-    hidden = model_shape(playbook).hidden if playbook else None
-    if spec is None or hidden is None or spec["max_samples"] is None:
-        return None
-    token = state_count(spec) * hidden * element_bytes(spec) + TOKEN_BYTES
-    samples = -(-int(spec["max_samples"]) // int(spec["shard"][1]))
-    return samples * (int(spec["max_seq_len"]) * token + SAMPLE_OVERHEAD_BYTES)
-
-
-def state_count(spec: Mapping[str, Any]) -> int:
-    """Return how many states of each token an ExtractSpec captures."""
-    return EAGLE3_STATES if spec["boundaries"] == "eagle3" else len(spec["boundaries"])
-
-
-def element_bytes(spec: Mapping[str, Any]) -> int:
-    """Return the bytes of one stored element, 2 where only the model knows."""
-    stored = spec["dtype"] if spec["store_dtype"] == "auto" else spec["store_dtype"]
-    return DTYPE_BYTES.get(stored, 2)
 
 
 def _rehearse_step(host: Host) -> Step:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from controller.core import planner
+from controller.core import planner, shape
 from controller.core.errors import ConfigError, UsageError
 from controller.core.intention import describe, supervisor_env
 from controller.core.model import Host, Overrides, Playbook
@@ -229,20 +229,20 @@ def test_run_id_is_utc_and_checked() -> None:
 
 
 def test_model_shape_is_the_playbooks_else_known_by_name() -> None:
-    assert planner.model_shape(playbook()) == planner.ModelShape(num_layers=61, hidden=7168)
+    assert shape.model_shape(playbook()) == shape.ModelShape(num_layers=61, hidden=7168)
     unknown = playbook(model={"path": "/models/other", "num_layers": 8})
-    assert planner.model_shape(unknown) == planner.ModelShape(num_layers=8, hidden=None)
+    assert shape.model_shape(unknown) == shape.ModelShape(num_layers=8, hidden=None)
 
 
 def test_bytes_are_an_upper_bound() -> None:
     payload = 10 * 100 * 4 * 7168 * 2
-    at_most = planner.bytes_expected(plan(), playbook())
+    at_most = shape.bytes_expected(plan(), playbook())
     assert at_most is not None
     assert payload < at_most < payload * 1.01
     in_float32 = plan(capture={"store_dtype": "float32", "boundaries": [1, 2]})
-    assert (planner.bytes_expected(in_float32, playbook()) or 0) >= payload
-    assert planner.bytes_expected(plan(data={"path": "d"}), playbook()) is None
-    assert planner.bytes_expected(plan(), playbook(model={"path": "/models/other"})) is None
+    assert (shape.bytes_expected(in_float32, playbook()) or 0) >= payload
+    assert shape.bytes_expected(plan(data={"path": "d"}), playbook()) is None
+    assert shape.bytes_expected(plan(), playbook(model={"path": "/models/other"})) is None
 
 
 def test_intention_says_what_is_uploaded_run_written_and_deleted() -> None:
@@ -319,7 +319,7 @@ def test_a_share_is_named_and_expects_its_part_of_the_bytes() -> None:
     whole = planner.make_plan(host(), playbook(), **GIVEN)
     third = planner.make_plan(host(), playbook(), **GIVEN, overrides=Overrides(shard=(3, 3)))
     assert (spec_of(whole)["shard"], spec_of(third)["shard"]) == ([1, 1], [3, 3])
-    sizes = [planner.bytes_expected(made, playbook()) for made in (whole, third)]
+    sizes = [shape.bytes_expected(made, playbook()) for made in (whole, third)]
     assert sizes[1] == sizes[0] // 10 * 4  # of 10 samples
     rows = dict(section_rows(third, "Capture"))
     assert rows["shard"] == "3 of 3"
@@ -341,7 +341,7 @@ def test_data_of_the_workstation_is_read_where_it_is_pushed_to() -> None:
 
 
 def test_fp8_halves_the_bytes_of_states() -> None:
-    sizes = [planner.bytes_expected(plan(capture={"store_dtype": name}), playbook()) for name in ("bfloat16", "fp8")]
+    sizes = [shape.bytes_expected(plan(capture={"store_dtype": name}), playbook()) for name in ("bfloat16", "fp8")]
     assert sizes[0] is not None
     assert sizes[1] is not None
     assert 0.49 < sizes[1] / sizes[0] < 0.51
