@@ -19,9 +19,8 @@ LOADER_TIMEOUT_S = 250.0
 
 
 def folder() -> Path:
-    """Where the pinned packages are kept from one test run to the next."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "ctl-tests" / f"consumers-{hashlib.sha256(PINS.read_bytes()).hexdigest()[:12]}"
+    """Where the pinned packages are kept from one test run to the next: inside `.venv`, on none of its paths."""
+    return Path(sys.prefix) / "share" / "ctl-tests" / hashlib.sha256(PINS.read_bytes()).hexdigest()[:12]
 
 
 def install(group: str) -> Path:

@@ -112,7 +112,7 @@ def healthy() -> Script:
 TRACEBACK = """Traceback (most recent call last):
   File "/opt/vllm/v1/worker/gpu_model_runner.py", line 5176, in load_model
     self.model = model_loader.load_model(
-  File "/work/payload/remote_payload/extract/worker.py", line 77, in forward
+  File "/home/payload/remote_payload/extract/worker.py", line 77, in forward
     hidden, residual = layer(positions, hidden, residual)
 TypeError: DeepseekV2DecoderLayer.forward() missing 1 required positional argument: 'llama_4_scaling'
 """
