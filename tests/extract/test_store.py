@@ -25,8 +25,8 @@ from remote_payload.extract.pool import BufferPool
 from remote_payload.extract.statistics import measure, summarize_states
 from remote_payload.extract.store import SampleStore
 from remote_payload.host.files import read_lines
+from remote_payload.host.framing import file_digest
 from remote_payload.host.journal import Journal
-from remote_payload.host.protocol import file_digest
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HIDDEN = 6
