@@ -162,14 +162,6 @@ def summary(
     return commands.summary(None if last else run_id, host, as_json=as_json)
 
 
-@command("hosts", panel="Look", epilog="Example: ctl hosts")
-def hosts(as_json: JsonOption = False, verbose: VerboseOption = False) -> None:
-    """List the hosts of the configuration."""
-    from controller import commands
-
-    commands.hosts(as_json=as_json)
-
-
 def ledger_merge(
     run_ids: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run ids, or parts of them.")],
     output: Annotated[str | None, typer.Option("--output", help="Write the joined ledger here, as JSONL.")] = None,
