@@ -46,8 +46,8 @@ class VariantWorker(CaptureWorker):
         self._table = ""
 
     def bench_variant(self, names: list[str]) -> None:
-        """Names: writers8, nohash, nomeasure, nowrite. What is not named is as in the product."""
-        writers = 8 if "writers8" in names else store.WRITERS
+        """Names: writers4, nohash, nomeasure, nowrite. What is not named is as in the product."""
+        writers = 4 if "writers4" in names else store.WRITERS
         self._store._threads = ThreadPoolExecutor(writers, thread_name_prefix="ctl-writer")
         formats.hashlib = _NoHash if "nohash" in names else hashlib  # type: ignore[attr-defined]
         store.measure = _no_measure if "nomeasure" in names else MEASURE
