@@ -82,7 +82,7 @@ def test_a_secret_travels_by_stdin_only(site: chaos.Site, tmp_path: Path, monkey
     seen = seen_in_processes(set(snapshot()) - others - {os.getpid(), job})
     seen.pop(controller.pid, None)  # the environment that it got from the user's shell
     assert seen == {}
-    assert seen_in_processes({job}) == {job: "FROM_ENV in the environment"}  # it would have been seen
+    assert seen_in_processes({job}) == {job: "FROM_RING in the environment"}  # it would have been seen
     (site.host.workdir / "release").touch()
     stdout, stderr = controller.communicate(timeout=chaos.DEADLINE_S)
     assert controller.returncode == 0, stderr
