@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from controller.core import planner, shape
 from controller.core.errors import CtlError, LaunchUnknown, RefusedError, UsageError
 from controller.core.model import Host, Overrides, Playbook
 from controller.localdata import LocalData, local_data
+from controller.localdisk import before_launch, copying
 from controller.payload import load_payload
 from controller.run import Run, Sink, load_plan
 from controller.runfolder import RunFolder, find_run
@@ -194,9 +195,10 @@ def launch(
     Raises ConnectionFailed, RefusedError, RemoteFailed; LaunchUnknown if nobody can say whether it was launched.
     """
     plan = intention.plan
-    folder = RunFolder.create(intention.runs_dir, plan["run_id"])
-    folder.write_plan(plan)
-    folder.write_local(host=plan["host"], status="planned")
+    with before_launch(intention.runs_dir):
+        folder = RunFolder.create(intention.runs_dir, plan["run_id"])
+        folder.write_plan(plan)
+        folder.write_local(host=plan["host"], status="planned")
     with ExitStack() as undo:
         transport = open_transport(intention.host, ask=ask, pause=pause)
         undo.callback(transport.close)
@@ -215,16 +217,21 @@ def launch(
                 outcome.allowed,
             )
             _confirm(ctx, plan, outcome.listings, confirm)
-            folder.write_plan(plan)
-            # From here on the host may hold the run, whatever happens to us.
-            folder.write_local(status="unknown")
+            with before_launch(intention.runs_dir):
+                folder.write_plan(plan)
+                # From here on the host may hold the run, whatever happens to us.
+                folder.write_local(status="unknown")
+                run.flush()
             launch_stage.run(ctx, plan, intention.secret_values)
         except LaunchUnknown:
             raise
         except (CtlError, KeyboardInterrupt):
-            folder.write_local(status="refused")
+            # What kept it from being launched is worth more than a full disk that keeps it from being noted.
+            with suppress(OSError):
+                folder.write_local(status="refused")
             raise
-        folder.write_local(status="launched")
+        with copying(folder.path):
+            folder.write_local(status="launched")
         _remember(ctx, plan, folder)
         undo.pop_all()
     return run
@@ -339,8 +346,9 @@ def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Si
             fix=f"list its runs with `ctl ps --host {host.name}`",
             code="run-unknown",
         )
-    folder = RunFolder.create(workspace.runs_dir, matches[0]["run_id"])
-    folder.write_local(host=host.record(), status="launched")
+    with copying(workspace.runs_dir / matches[0]["run_id"]):
+        folder = RunFolder.create(workspace.runs_dir, matches[0]["run_id"])
+        folder.write_local(host=host.record(), status="launched")
     return Run(folder, open_transport(host, ask=ask), host.record(), matches[0]["payload"], sinks)
 
 
