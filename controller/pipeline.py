@@ -336,20 +336,31 @@ def open_run(
 
 def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Sink], ask: Ask | None) -> Run:
     """Find a run that was launched elsewhere: the host's own list says which payload operates it."""
-    with host_context(host, ask=ask) as ctx:
-        listed = list_runs(ctx)["runs"]
+    with ExitStack() as undo:
+        transport = open_transport(host, ask=ask)
+        undo.callback(transport.close)
+        ctx = _pushed_context(host, transport)
+        run_id, payload = _listed_run(ctx, run_id)
+        with copying(workspace.runs_dir / run_id):
+            folder = RunFolder.create(workspace.runs_dir, run_id)
+            folder.write_local(host=host.record(), status="launched")
+        undo.pop_all()  # the connection goes on to serve the run
+    return Run(folder, transport, host.record(), payload, sinks)
+
+
+def _listed_run(ctx: Context, run_id: str) -> tuple[str, str]:
+    """Return the whole id of a run that the host lists, and its payload. Raises UsageError."""
+    host = ctx.host["name"]
+    listed = list_runs(ctx)["runs"]
     matches = [row for row in listed if row["run_id"].startswith(run_id) or row["run_id"].endswith(run_id)]
     if len(matches) != 1:
         raise UsageError(
-            f"{run_id!r} is ambiguous on {host.name}" if matches else f"no run {run_id!r} on {host.name}",
+            f"{run_id!r} is ambiguous on {host}" if matches else f"no run {run_id!r} on {host}",
             why=", ".join(row["run_id"] for row in matches),
-            fix=f"list its runs with `ctl ps --host {host.name}`",
+            fix=f"list its runs with `ctl ps --host {host}`",
             code="run-unknown",
         )
-    with copying(workspace.runs_dir / matches[0]["run_id"]):
-        folder = RunFolder.create(workspace.runs_dir, matches[0]["run_id"])
-        folder.write_local(host=host.record(), status="launched")
-    return Run(folder, open_transport(host, ask=ask), host.record(), matches[0]["payload"], sinks)
+    return matches[0]["run_id"], matches[0]["payload"]
 
 
 # ------------------------------------------------------------------------------------- a host itself
@@ -359,9 +370,13 @@ def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Si
 def host_context(host: Host, *, ask: Ask | None, emit: Emit | None = None) -> Iterator[Context]:
     """Connect to a host, push the payload, and yield a context for its verbs (ps, probe)."""
     with open_transport(host, ask=ask) as transport:
-        ctx = Context(transport=transport, host=host.record(), payload=load_payload().digest, emit=emit or _discard)
-        _connect_and_push(ctx)
-        yield ctx
+        yield _pushed_context(host, transport, emit)
+
+
+def _pushed_context(host: Host, transport: Transport, emit: Emit | None = None) -> Context:
+    ctx = Context(transport=transport, host=host.record(), payload=load_payload().digest, emit=emit or _discard)
+    _connect_and_push(ctx)
+    return ctx
 
 
 def list_runs(ctx: Context) -> dict[str, Any]:
