@@ -12,7 +12,7 @@ from typing import Any
 
 from controller import diagnosis, pipeline
 from controller.core import shares
-from controller.core.errors import ExitCode, RefusedError, UsageError
+from controller.core.errors import ExitCode, LocalDiskError, RefusedError, UsageError
 from controller.core.intention import describe
 from controller.core.model import Overrides
 from controller.pipeline import Intention
@@ -185,7 +185,12 @@ def _confirm_clear(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mappin
 def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool) -> ExitCode:
     with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
         outcome = run.stop(grace_s=grace_s)
-        _copy_what_is_new(run)
+        try:
+            _copy_what_is_new(run)
+        except LocalDiskError as error:  # the run is stopped all the same, and that is what was asked for
+            from controller.ui.errors import print_error
+
+            print_error(error)
     record = {
         "schema_version": 1, "run_id": run.id, "state": outcome.state, "end_reason": outcome.end_reason,
         "gpus_clean": outcome.gpus_clean, "killed": outcome.killed, "leftovers": outcome.leftovers,
