@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from controller.core.errors import ConfigError, RefusedError, UsageError
 from controller.core.model import Host
@@ -155,7 +155,7 @@ def _vllm(wish: Wish, build: str, packages: Mapping[str, str]) -> Requirement:
         return Requirement(name=name, version=version, argument=f"{name}=={VLLM_VERSION}")
     if _VERSION.fullmatch(wish.vllm):
         return Requirement(name=name, version=wish.vllm, argument=f"{name}=={wish.vllm}")
-    wheel = _WHEEL.fullmatch(posixpath.basename(urlsplit(wish.vllm).path))
+    wheel = _WHEEL.fullmatch(posixpath.basename(unquote(urlsplit(wish.vllm).path)))
     if wheel is None:
         raise UsageError(
             f"`--vllm {wish.vllm}` is neither a version nor a wheel",

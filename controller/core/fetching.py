@@ -73,7 +73,7 @@ def model_folder(host: Host, repo: str, to: str | None) -> str:
         *((path, "ctl keeps its own records there") for path in (layout.payloads, layout.runs, layout.data)),
         *((root, "it is an output root, whose folders may be cleared") for root in host.output_roots),
     ):
-        if f"{folder}/".startswith(f"{taken}/") or f"{taken}/".startswith(f"{folder}/"):
+        if posixpath.commonpath((folder, taken)) in (folder, taken):
             raise UsageError(f"a model cannot lie in {folder}", why=f"{why}: {taken}", fix="choose another --to")
     return folder
 

@@ -137,7 +137,10 @@ ENTRIES = (
         code="crashed",
         what="native code crashed",
         fix="the frames after this line name the module; update it, or run without it",
-        line=pattern(r"Fatal Python error: (Segmentation fault|Aborted)|Segfault encountered"),
+        line=pattern(
+            r"Fatal Python error: (Segmentation fault|Aborted)|Segfault encountered"
+            r"|^terminate called (after throwing an instance of|without an active exception)"
+        ),
     ),
     KILLED,
     Entry(

@@ -139,6 +139,7 @@ MATCHES: list[tuple[str, str]] = [
     ("oom-killed", "kernel: Out of memory: Killed process 4242 (VLLM::Worker) total-vm:1kB\n"),
     ("oom-killed", "kernel: Memory cgroup out of memory: Killed process 4242 (python)\n"),
     ("crashed", "!!!!!!! Segfault encountered !!!!!!!\n"),
+    ("crashed", "(Worker_TP0 pid=8) terminate called after throwing an instance of 'c10::Error'\n  what():  \n"),
     ("killed", "(EngineCore pid=3) ERROR 11-29 22:10:59 [x.py:1] Worker proc VllmWorker-1 died unexpectedly\n"),
     ("killed", raised("RuntimeError: Engine core initialization failed. See root cause above.",
                       source="APIServer") + "Failed core proc(s): {'EngineCore': -9}\n"),
@@ -204,6 +205,7 @@ LOOKALIKES: list[tuple[str, str | None, str]] = [
     ("killed", "unknown", raised("Exception: WorkerProc initialization failed due to an exception in a background "
                                  "process. See stack trace for root cause.", source="EngineCore")),
     ("oom-killed", None, "INFO 11-29 19:00:00 [x.py:1] Killed process groups: none\n"),
+    ("crashed", None, "INFO 11-29 19:00:00 [x.py:1] the callback terminate called after the last step\n"),
     ("crashed", None, "INFO 11-29 19:00:00 [x.py:1] faulthandler will report segmentation faults\n"),
     ("killed", None, "INFO 11-29 19:00:00 [x.py:1] Worker proc VllmWorker-1 is ready\n"),
     ("killed", "unknown", raised("RuntimeError: Engine core initialization failed. See root cause above. "
