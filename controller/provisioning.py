@@ -9,6 +9,7 @@ import getpass
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from controller import commands, pipeline
@@ -28,7 +29,13 @@ ONLINE = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 QUIET_PIP = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
 
-Sections = Sequence[Mapping[str, Any]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A plan for a person, as sections of rows, and for a program."""
+
+    sections: Sequence[Mapping[str, Any]]
+    facts: Mapping[str, Any]
 
 
 def setup(
@@ -42,12 +49,13 @@ def setup(
     with pipeline.host_context(target, ask=ask_yes_no) as ctx:
         found = ctx.call_json("environment", request)
     change = plan_change(target, wish, found)
+    shown = Shown(sections=change.sections, facts=change.facts)
     if change.nothing and not check:
-        return _nothing(target, f"{folder} holds all that is asked for", change.sections, as_json=as_json)
+        return _nothing(target, f"{folder} holds all that is asked for", shown, as_json=as_json)
     steps = (*change.steps, change.check)
     intention = _intention(workspace, target, "setup", f"set up {folder}", steps, QUIET_PIP, {})
     return _carry_out(
-        intention, change.sections, yes=yes or change.nothing, dry_run=dry_run, detach=detach, progress=progress,
+        intention, shown, yes=yes or change.nothing, dry_run=dry_run, detach=detach, progress=progress,
         as_json=as_json,
     )  # fmt: skip
 
@@ -81,14 +89,13 @@ def fetch_model(
     with pipeline.host_context(target, ask=ask_yes_no) as ctx:
         found = ctx.call_json("hub", {"python": target.python, "query": wish.query()}, body=body)
     download = plan_download(target, wish, found)
+    shown = Shown(sections=download.sections, facts=download.facts)
     if download.nothing:
         done = f"{wish.folder} holds {repo}@{found['commit']}, whole and proved"
-        return _nothing(target, done, download.sections, as_json=as_json)
+        return _nothing(target, done, shown, as_json=as_json)
     name = f"fetch {repo}"
     intention = _intention(workspace, target, "fetch-model", name, download.steps, ONLINE, token)
-    return _carry_out(
-        intention, download.sections, yes=yes, dry_run=dry_run, detach=detach, progress=progress, as_json=as_json
-    )
+    return _carry_out(intention, shown, yes=yes, dry_run=dry_run, detach=detach, progress=progress, as_json=as_json)
 
 
 def _read_token() -> str:
@@ -123,13 +130,15 @@ def _intention(
 
 
 def _carry_out(
-    intention: Intention, sections: Sections, *, yes: bool, dry_run: bool, detach: bool, progress: str, as_json: bool
+    intention: Intention, shown: Shown, *, yes: bool, dry_run: bool, detach: bool, progress: str, as_json: bool
 ) -> ExitCode:
     """Show the plan; unless it is all that was asked for, have it confirmed, launch it and watch."""
+    from controller.ui.tables import print_intention
+
     if dry_run and as_json:
-        commands.print_json(_document(intention.host, sections, nothing=False))
+        commands.print_json(_document(intention.host, shown, steps=intention.plan["job"]["steps"]))
         return ExitCode.OK
-    _print(sections, out=dry_run)
+    print_intention(out_console() if dry_run else err_console(), shown.sections)
     if dry_run:
         return ExitCode.OK
     if not yes:
@@ -147,19 +156,16 @@ def _confirm() -> None:
         raise RefusedError("declined: nothing was changed", code="declined")
 
 
-def _nothing(host: Host, text: str, sections: Sections, *, as_json: bool) -> ExitCode:
+def _nothing(host: Host, text: str, shown: Shown, *, as_json: bool) -> ExitCode:
     if as_json:
-        commands.print_json(_document(host, sections, nothing=True))
+        commands.print_json(_document(host, shown, steps=()))
     else:
         out_console().print(f"nothing to do: {text}", markup=False, soft_wrap=True)
     return ExitCode.OK
 
 
-def _document(host: Host, sections: Sections, *, nothing: bool) -> dict[str, Any]:
-    return {"schema_version": 1, "host": host.name, "nothing_to_do": nothing, "plan": list(sections)}
-
-
-def _print(sections: Sections, *, out: bool) -> None:
-    from controller.ui.tables import print_intention
-
-    print_intention(out_console() if out else err_console(), sections)
+def _document(host: Host, shown: Shown, *, steps: Sequence[Step]) -> dict[str, Any]:
+    return {
+        "schema_version": 1, "host": host.name, "nothing_to_do": not steps, "plan": dict(shown.facts),
+        "steps": [dict(step) for step in steps], "sections": list(shown.sections),
+    }  # fmt: skip

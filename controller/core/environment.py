@@ -15,6 +15,7 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from controller.core.errors import ConfigError, RefusedError, UsageError
+from controller.core.finding import size
 from controller.core.model import Host
 from remote_payload.host.protocol import Accelerator, Step
 from remote_payload.host.versions import normalised, same_version
@@ -79,6 +80,8 @@ class Change:
     steps: tuple[Step, ...]
     check: Step
     sections: tuple[Mapping[str, Any], ...]
+    facts: Mapping[str, Any]
+    """The same for programs: folder, build, packages {name: version there, or null}, lacking [requirement]."""
 
     @property
     def nothing(self) -> bool:
@@ -143,7 +146,11 @@ def plan_change(host: Host, wish: Wish, found: Mapping[str, Any]) -> Change:
         ],
     }  # fmt: skip
     sections = _sections(folder, found, wanted, [*steps, check], build)
-    return Change(folder=folder, steps=tuple(steps), check=check, sections=sections)
+    facts = {
+        "folder": folder, "build": build, "packages": {each.name: packages.get(each.name) for each in wanted},
+        "lacking": [each.argument for each in lacking],
+    }  # fmt: skip
+    return Change(folder=folder, steps=tuple(steps), check=check, sections=sections, facts=facts)
 
 
 def _vllm(wish: Wish, build: str, packages: Mapping[str, str]) -> Requirement:
@@ -263,7 +270,7 @@ def _sections(
         ["folder", f"{folder} {states[found['state']]}"],
         ["Python", found["version"] or f"{found['base']['version']} ({found['base']['python']})"],
         ["build", build],
-        ["free", f"{found['free']:,} bytes"],
+        ["free", size(found["free"])],
     ]
     return (
         {"title": "Environment", "rows": rows},

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.core.errors import RefusedError, UsageError
+from controller.core.finding import size
 from controller.core.model import Host
 from remote_payload.host.protocol import Layout, Step
 
@@ -50,6 +51,8 @@ class Download:
     steps: tuple[Step, ...]
     sections: tuple[Mapping[str, Any], ...]
     nothing: bool
+    facts: Mapping[str, Any]
+    """The same for programs: repo, commit, folder, files, bytes, bytes_to_fetch, left_out."""
 
 
 def parse_model(text: str) -> tuple[str, str]:
@@ -94,7 +97,13 @@ def plan_download(host: Host, wish: ModelWish, found: Mapping[str, Any]) -> Down
         {"name": "fetch", "kind": "exec", "argv": [*common, *(["--adopt"] if wish.adopt else [])]},
         {"name": "verify", "kind": "verify", "argv": [*common, "--verify"]},
     )
-    return Download(steps=steps, sections=_sections(wish, found, state, steps), nothing=state["complete"])
+    facts = {
+        "repo": wish.repo, "commit": found["commit"], "folder": wish.folder, "files": len(found["files"]),
+        "bytes": found["bytes"], "bytes_to_fetch": state["bytes_to_fetch"], "left_out": found["left_out"],
+    }  # fmt: skip
+    return Download(
+        steps=steps, sections=_sections(wish, found, state, steps), nothing=state["complete"], facts=facts
+    )
 
 
 def _refuse(wish: ModelWish, found: Mapping[str, Any], state: Mapping[str, Any]) -> None:
@@ -117,7 +126,7 @@ def _refuse(wish: ModelWish, found: Mapping[str, Any], state: Mapping[str, Any])
     if not state["complete"] and state["free"] < needed:
         raise RefusedError(
             f"{wish.folder} has no room for the model",
-            why=f"{needed:,} bytes are needed, {state['free']:,} are free",
+            why=f"{size(needed)} are needed, {size(state['free'])} are free",
             fix="free some, or choose a folder on another disk with --to",
             code="disk-space",
         )
@@ -130,7 +139,7 @@ def _sections(
     model = [
         ["name", wish.repo],
         ["revision", f"{wish.revision}: commit {found['commit']}"],
-        ["files", f"{len(files)}, {found['bytes']:,} bytes"],
+        ["files", f"{len(files)}, {size(found['bytes'])}"],
     ]
     if left_out:
         model.append(["left out", f"{len(left_out)}: {_some(left_out)}"])
@@ -140,10 +149,10 @@ def _sections(
     if state["unproved"]:
         folder.append(["to prove", f"{len(state['unproved'])} files are there: {_some(state['unproved'])}"])
     if state["differing"]:
-        folder.append(["moved aside", f"{len(state['differing'])} files differ in size: {_some(state['differing'])}"])
+        folder.append(["moved aside", f"{_some(state['differing'])}: of another size"])
     if state["partial_bytes"]:
-        folder.append(["continued", f"{state['partial_bytes']:,} bytes are there of an earlier try"])
-    folder += [["download", f"{state['bytes_to_fetch']:,} bytes"], ["free", f"{state['free']:,} bytes"]]
+        folder.append(["continued", f"{size(state['partial_bytes'])} are there of an earlier try"])
+    folder += [["download", size(state["bytes_to_fetch"])], ["free", size(state["free"])]]
     return (
         {"title": "Model", "rows": model},
         {"title": "Folder", "rows": folder},

@@ -171,7 +171,9 @@ def is_proved(folder: str, marker: dict[str, Any], file: HubFile) -> bool:
 
 
 def partial_path(folder: str, file: HubFile) -> str:
-    return os.path.join(folder, PARTIAL, file.key)
+    """Return where a file lies while it is under way: two files may be of the same contents, and come at once."""
+    name = hashlib.sha256(file.name.encode()).hexdigest()[:8]
+    return os.path.join(folder, PARTIAL, f"{file.key}-{name}")
 
 
 def partial_size(folder: str, file: HubFile) -> int:

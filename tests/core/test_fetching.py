@@ -30,13 +30,14 @@ def found(**folder: Any) -> dict[str, Any]:
 def test_the_plan_names_the_commit_and_what_is_left_out() -> None:
     download = plan_download(HOST, WISH, found(partial_bytes=10, differing=["a"], unproved=["b"], proved=1))
     text = str(download.sections)
-    for part in ("commit " + "c" * 40, "a.bin", "10 bytes are there of an earlier try", "1 files differ in size: a"):
+    for part in ("commit " + "c" * 40, "a.bin", "10 B are there of an earlier try", "a: of another size"):
         assert part in text
     assert [step["name"] for step in download.steps] == ["fetch", "verify"]
     for step in download.steps:
         assert step["argv"][0] == HOST.python
         assert step["argv"][step["argv"].index("--commit") + 1] == "c" * 40
     assert download.nothing is False
+    assert download.facts["bytes_to_fetch"] == 1000
     assert plan_download(HOST, WISH, found(complete=True, state="ours", free=0)).nothing
 
 

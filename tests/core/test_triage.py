@@ -46,6 +46,7 @@ LOGS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "cpu-0.32-kv-cache": ("kv-cache-small", "EngineCore", ()),
     "cpu-0.32-module-missing": ("module-missing", "VllmWorker-0", (0,)),
     "cpu-0.32-read-only": ("read-only", "Worker", ()),
+    "cpu-0.32-rpc-timeout": ("step-timeout", "EngineCore", ()),
     "cpu-0.32-shapes": ("weights-config", "Worker", ()),
     "cpu-0.32-shard-missing": ("shard-missing", "Worker", ()),
     "cpu-0.32-symbol-missing": ("symbol-missing", "VllmWorker-0", (0,)),

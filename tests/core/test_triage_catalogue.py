@@ -93,6 +93,7 @@ MATCHES: list[tuple[str, str]] = [
     ("shard-truncated", raised("safetensors_rust.SafetensorError: Error while deserializing header: "
                                "MetadataIncompleteBuffer")),
     ("shard-missing", raised("RuntimeError: Cannot find any model weights with `/models/x`")),
+    ("shard-missing", raised("FileNotFoundError: [Errno 2] No such file: '/m/model-2-of-3.safetensors'")),
     ("shard-missing", raised("ValueError: Following weights were not initialized from checkpoint: {'x'}")),
     ("weights-config", raised("AssertionError: Attempted to load weight (torch.Size([320, 128])) into parameter "
                               "(torch.Size([256, 128]))", WEIGHTS, WEIGHT_LOADER)),
@@ -176,6 +177,10 @@ LOOKALIKES: list[tuple[str, str | None, str]] = [
     ("layer-signature", "unknown", raised("RuntimeError: the rank was told to stop", MINE)),
     ("embedding-method", "unknown", raised("AttributeError: 'Model' object has no attribute 'get_embeddings'")),
     ("shard-truncated", "unknown", raised("safetensors_rust.SafetensorError: File does not contain tensor lm_head")),
+    ("shard-missing", "unknown", raised("FileNotFoundError: [Errno 2] No such file or directory: '/m/.part/16fa' -> "
+                                        "'/m/model-2-of-3.safetensors'")),
+    ("shard-missing", "unknown", raised("FileNotFoundError: [Errno 2] No such file or directory: "
+                                        "'/m/model-2-of-3.safetensors' -> '/m/aside'")),
     ("shard-missing", "unknown", raised("FileNotFoundError: [Errno 2] No such file or directory: 'prompts.jsonl'")),
     ("weights-config", "unknown", raised("RuntimeError: shape mismatch: value tensor of shape [3]", STEP)),
     ("remote-code", "unknown", raised("ValueError: the repository has no code owner")),

@@ -92,7 +92,7 @@ def site(project: Project, tmp_path: Path) -> Site:
 def test_an_environment_is_made_completed_and_then_left_alone(site: Site) -> None:
     planned = site.offline("--vllm", "9.9.1", "--dry-run")
     assert planned["nothing_to_do"] is False
-    assert [row[0] for row in planned["plan"][2]["rows"]] == ["create", "install", "check"]
+    assert [step["name"] for step in planned["steps"]] == ["create", "install", "check"]
     assert site.offline("--vllm", "9.9.1", code=3)["error"]["code"] == "confirmation-needed"
     assert not site.env.exists()
 
@@ -157,7 +157,7 @@ def test_uv_is_taken_where_the_host_has_it(uv_site: Site) -> None:
     assert uv_site.offline("--vllm", "9.9.1")["nothing_to_do"] is True
     # The other build owns the same files, so it replaces the first.
     planned = uv_site.offline("--vllm", "9.9.1", "--build", "cuda", "--dry-run")
-    assert [row[0] for row in planned["plan"][2]["rows"]] == ["remove", "install", "check"]
+    assert [step["name"] for step in planned["steps"]] == ["remove", "install", "check"]
     swapped = uv_site.offline("--vllm", "9.9.1", "--build", "cuda", "--yes")
     assert swapped["environment"]["packages"] == {"vllm": "9.9.1", "tiny": "1.0"}
     # An environment of uv has no pip of its own: `--tool pip` brings it first.

@@ -138,6 +138,14 @@ def test_a_file_name_that_leaves_the_folder_is_refused(job: Job) -> None:
     assert not (job.root / "outside").exists()
 
 
+def test_files_of_the_same_contents_do_not_get_in_each_others_way(job: Job) -> None:
+    job.hub.files = {f"part-{number}.bin": safetensors(tensors=8, bytes_each=1 << 20) for number in range(4)}
+    job.hub.pause_s = 0.02
+    assert job.run() == 0
+    assert {path.read_bytes() for path in job.folder.glob("part-*")} == set(job.hub.files.values())
+    assert len(list(job.folder.glob("part-*"))) == 4
+
+
 def test_a_hub_that_answers_500_for_a_while_is_asked_again(job: Job) -> None:
     job.hub.failing = 1
     assert job.run() == 0
