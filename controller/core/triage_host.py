@@ -42,6 +42,7 @@ ENTRIES = (
         what="the disk is full",
         fix="`df -h` and `df -i` on the host; free some space, then go on with `--stale resume`",
         exception=pattern(_FULL),
+        line=pattern(rf"^ERROR: Could not install packages due to an OSError: .{{0,20}}({_FULL})"),
     ),
     Entry(
         code="read-only",
@@ -125,6 +126,18 @@ ENTRIES = (
             r"^(?!\S*(KeyboardInterrupt|SystemExit|CancelledError|TimeoutError))"
             r"(?P<name>[A-Za-z_][\w.]*(Error|Exception|Fault)?):?\s*$"
         ),
+    ),
+    Entry(
+        code="package-missing",
+        what="no index that was asked has a package in the version wanted",
+        why="the version does not exist there, or not for this Python and this machine",
+        fix="see `PYTHON -m pip index versions NAME`; choose another version, or name the index that has "
+        "it: `--index-url`, `--find-links`",
+        line=pattern(
+            r"^ERROR: No matching distribution found for (?P<name>\S+)"
+            r"|Because there is no version of (?P<detail>\S+) and you require"
+        ),
+        also=pattern(r"^ERROR: Could not find a version that satisfies the requirement"),
     ),
     OOM_KILLED,
     Entry(

@@ -137,7 +137,7 @@ def _answer(done: "subprocess.CompletedProcess[bytes]", word: str) -> Dict[str, 
             found: Dict[str, Any] = json.loads(line.partition(" ")[2])
             return found
     said = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
-    return {"error": "exit code %d: %s" % (done.returncode, said[-1] if said else "no output")}
+    return {"error": said[-1] if said else "no output, and exit code %d" % done.returncode}
 
 
 def _free(path: str) -> int:

@@ -137,6 +137,10 @@ MATCHES: list[tuple[str, str]] = [
                         "See stack trace for root cause.", source="EngineCore")),
     ("host-memory", raised("ValueError: Available memory on node 0 (15.7/19.21 GiB) on kv cache allocation is less "
                            "than requested memory for kv (900.0 GiB).")),
+    ("package-missing", "ERROR: No matching distribution found for vllm==9.9.7\n"),
+    ("package-missing", "error: No solution found when resolving dependencies\n  cause: Because there is no version "
+                        "of vllm==9.9.7 and you require vllm==9.9.7, we can conclude that\n"),
+    ("disk-full", "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n"),
     ("oom-killed", "kernel: Out of memory: Killed process 4242 (VLLM::Worker) total-vm:1kB\n"),
     ("oom-killed", "kernel: Memory cgroup out of memory: Killed process 4242 (python)\n"),
     ("crashed", "!!!!!!! Segfault encountered !!!!!!!\n"),
@@ -209,6 +213,8 @@ LOOKALIKES: list[tuple[str, str | None, str]] = [
     ("empty-message", "unknown", raised("KeyboardInterrupt")),
     ("killed", "unknown", raised("Exception: WorkerProc initialization failed due to an exception in a background "
                                  "process. See stack trace for root cause.", source="EngineCore")),
+    ("package-missing", None, "WARNING: Requested a 1.0 has no extra; no matching distribution found elsewhere\n"),
+    ("disk-full", None, "ERROR: Could not install packages due to an OSError: [Errno 2] No such file\n"),
     ("oom-killed", None, "INFO 11-29 19:00:00 [x.py:1] Killed process groups: none\n"),
     ("crashed", None, "INFO 11-29 19:00:00 [x.py:1] the callback terminate called after the last step\n"),
     ("crashed", None, "INFO 11-29 19:00:00 [x.py:1] faulthandler will report segmentation faults\n"),

