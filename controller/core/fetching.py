@@ -12,7 +12,8 @@ from typing import Any
 from controller.core.errors import RefusedError, UsageError
 from controller.core.finding import size
 from controller.core.model import Host
-from remote_payload.host.protocol import Layout, Step
+from remote_payload.host.layout import Layout
+from remote_payload.host.protocol import Step
 
 RESERVE = 16 << 20
 """Bytes kept free beside the model, as the job keeps them."""

@@ -35,8 +35,8 @@ from remote_payload.extract.hub import (
 from remote_payload.extract.progress import PatientEvents
 from remote_payload.host.files import fsync_folder, write_json
 from remote_payload.host.journal import EventWriter
+from remote_payload.host.layout import RunPaths
 from remote_payload.host.probe_inputs import probe_model
-from remote_payload.host.protocol import RunPaths
 
 WORKERS = 4
 """Files at a time: one stream of a distant hub seldom fills the line, and each is hashed while others are loaded."""

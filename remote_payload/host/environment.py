@@ -16,7 +16,8 @@ from typing import Any, BinaryIO, Dict, List, Optional
 
 from remote_payload.host.files import write_json
 from remote_payload.host.journal import EventWriter
-from remote_payload.host.protocol import RunPaths, check_record
+from remote_payload.host.layout import RunPaths
+from remote_payload.host.protocol import check_record
 from remote_payload.host.versions import normalised, same_version
 
 ASK_TIMEOUT_S = 25.0
