@@ -63,7 +63,7 @@ def show_plan(intention: Intention, *, as_json: bool) -> None:
         intention.plan, intention.playbook, payload_files=len(payload.files), payload_bytes=payload.size
     )
     if as_json:
-        _print_json(described)
+        print_json(described)
     else:
         print_intention(out_console(), described)
 
@@ -72,8 +72,10 @@ def show_plan(intention: Intention, *, as_json: bool) -> None:
 
 
 def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress: str, as_json: bool) -> ExitCode:
-    # A command's output is what its user wants to see; an extraction's log is vLLM's, and kept for `ctl logs`.
-    view = choose_view(sys.stderr, os.environ, progress, show_log=intention.plan["job"]["kind"] == "command")
+    # A command's output, and pip's, is what its user wants to see; an extraction's log is kept for `ctl logs`.
+    view = choose_view(
+        sys.stderr, os.environ, progress, show_log=intention.plan["job"]["kind"] in ("command", "setup")
+    )
     with ExitStack() as stack:
         stack.enter_context(view)
         sink = ViewSink(
@@ -127,7 +129,7 @@ def _report(run: Run, *, as_json: bool) -> ExitCode:
     error = run.error()
     summary = run.summary
     if as_json:
-        _print_json(
+        print_json(
             summary if summary is not None else {"schema_version": 1, "error": error.to_dict() if error else None}
         )
         return exit_code(error)
@@ -197,7 +199,7 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool)
         "message": outcome.message,
     }  # fmt: skip
     if as_json:
-        _print_json(record)
+        print_json(record)
     else:
         from controller.ui.tables import print_stop
 
@@ -281,7 +283,7 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
                 code="no-summary",
             )
     if as_json:
-        _print_json(document)
+        print_json(document)
     else:
         from controller.ui.errors import print_problems, print_triage
         from controller.ui.tables import print_summary
@@ -300,7 +302,7 @@ def triage(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
     cause = found.triage.record() if found.triage else None
     if as_json:
         files = [str(path) for path in found.files]
-        _print_json({"schema_version": 1, "files": files, "problem": cause is not None, "triage": cause})
+        print_json({"schema_version": 1, "files": files, "problem": cause is not None, "triage": cause})
         return ExitCode.OK
     from controller.ui.errors import print_failures, print_triage
 
@@ -324,7 +326,7 @@ def merge_ledgers(run_ids: Sequence[str], *, output: str | None, as_json: bool) 
         with open(output, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
     if as_json:
-        _print_json(merged)
+        print_json(merged)
     else:
         from controller.ui.shares import print_merged
 
@@ -345,7 +347,7 @@ def preflight(intention: Intention, *, as_json: bool) -> ExitCode:
         from dataclasses import asdict
 
         findings = [asdict(finding) for finding in outcome.findings]
-        _print_json({"schema_version": 1, "host": intention.host.name, "ok": not failed, "findings": findings})
+        print_json({"schema_version": 1, "host": intention.host.name, "ok": not failed, "findings": findings})
     else:
         from controller.ui.tables import print_findings
 
@@ -358,7 +360,7 @@ def ps(host: str | None, *, as_json: bool) -> None:
     with pipeline.host_context(target, ask=ask_yes_no) as ctx:
         listed = pipeline.list_runs(ctx)
     if as_json:
-        _print_json({"schema_version": 1, "host": target.name, **listed})
+        print_json({"schema_version": 1, "host": target.name, **listed})
     else:
         from controller.ui.tables import print_ps
 
@@ -369,7 +371,7 @@ def hosts(*, as_json: bool) -> None:
     config = load_workspace().config
     rows = [config.host(name).record() for name in config.host_names()]
     if as_json:
-        _print_json({"schema_version": 1, "hosts": rows})
+        print_json({"schema_version": 1, "hosts": rows})
     else:
         from controller.ui.tables import print_hosts
 
@@ -379,12 +381,12 @@ def hosts(*, as_json: bool) -> None:
 def config_show(*, as_json: bool) -> None:
     document = load_workspace().config.document()
     if as_json:
-        _print_json(document)
+        print_json(document)
     else:
         from controller.ui.tables import print_config
 
         print_config(out_console(), document)
 
 
-def _print_json(document: Any) -> None:
+def print_json(document: Any) -> None:
     print(json.dumps(document, indent=1, default=str))

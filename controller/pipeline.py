@@ -100,7 +100,7 @@ def _planned(
     chosen = workspace.playbook(playbook, target)
     data = local_data(overrides.data or chosen.data.path, workspace.cwd)
     pushed = data.path_on(target) if data else None
-    plan = make(target, chosen, **_stamp(), overrides=overrides, pushed=pushed)
+    plan = make(target, chosen, **stamp(), overrides=overrides, pushed=pushed)
     return Intention(
         plan=planner.with_queue(plan) if wait else plan,
         host=target,
@@ -130,7 +130,7 @@ def plan_convert(
             f"{folder.path} holds no plan", fix=f"attach first: `ctl attach {folder.run_id} --host HOST`"
         )
     target = workspace.config.host(host or source["host"]["name"])
-    plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **_stamp())
+    plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **stamp())
     return Intention(
         plan=plan,
         host=target,
@@ -151,7 +151,7 @@ def plan_command(
 ) -> Intention:
     """Plan a run of any command without connecting. Raises UsageError, ConfigError."""
     target = workspace.config.host(host)
-    plan = planner.make_command_plan(target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, **_stamp())
+    plan = planner.make_command_plan(target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, **stamp())
     return Intention(
         plan=planner.with_queue(plan) if wait else plan,
         host=target,
@@ -161,14 +161,14 @@ def plan_command(
     )
 
 
-class _Stamp(TypedDict):
+class Stamp(TypedDict):
     run_id: str
     created: str
     payload: str
     ctl_version: str
 
 
-def _stamp() -> _Stamp:
+def stamp() -> Stamp:
     """What makes one plan differ from another of the same intention."""
     now = datetime.now(UTC)
     return {

@@ -25,6 +25,8 @@ VERBS = {
     "ps": ("ps", "main"),
     "stop": ("stop", "main"),
     "data": ("data", "receive"),
+    "environment": ("environment", "look"),
+    "hub": ("hub", "listing"),
     "supervise": ("supervisor", "main"),
     "pump": ("pump", "main"),
 }
