@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from controller import diagnosis, history
+from controller.core.tracebacks import Failure, FoldedFailure
 from controller.run import Run, load_plan
 from controller.runfolder import RunFolder
-from controller.ui.board import Known
+from controller.ui.board import Diagnosed, Known
 from remote_payload.host.protocol import EndReason, Plan
 
 EARLIER_RUNS = 5
@@ -33,7 +34,7 @@ def known_of(folder: RunFolder, plan: Plan | None = None, *, live: bool = True) 
         usual=usual_seconds(earlier_runs(plan)) if plan else {},
         # The mirror's own times: a copied folder has those of its copying.
         written=(lambda: written_at(folder)) if live else dict,
-        diagnose=lambda: _cause(folder),
+        diagnose=lambda: _diagnosed(folder),
     )
 
 
@@ -119,6 +120,17 @@ def _succeeded(folder: Path) -> bool:
     return result.get("end_reason") == EndReason.SUCCEEDED.value
 
 
-def _cause(folder: RunFolder) -> Mapping[str, Any] | None:
-    found = diagnosis.diagnose_run(folder).triage
-    return found.record() if found else None
+def _diagnosed(folder: RunFolder) -> Diagnosed:
+    found = diagnosis.diagnose_run(folder)
+    if found.triage is None:
+        return Diagnosed(failures=found.failures)
+    cause, failures = found.triage, found.failures
+    if cause.traceback and not any(cause.traceback in each.first.traceback for each in failures):
+        # The events hold what the parent was told; what happened is in the log.
+        exc_type, _, message = cause.exception.partition(": ")
+        root = Failure(
+            source=cause.source, rank=cause.rank, exc_type=exc_type, message=message, traceback=cause.traceback,
+            where=cause.where,
+        )  # fmt: skip
+        failures = (FoldedFailure(first=root), *failures)
+    return Diagnosed(cause=cause.record(), failures=failures)

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from controller import pipeline
@@ -104,7 +104,7 @@ def replay(run_id: str | None, *, speed: float, at: str, progress: str) -> ExitC
         dashboard = LiveView(
             sys.stderr, keyboard=keyboard(), clock=player.now, replay=True, on_playback=player.toggle
         )
-        with dashboard:
+        with suppress(KeyboardInterrupt), dashboard:  # Ctrl-C leaves a recording as q does
             sink = dashboard.sink(run=recording.run, host=recording.host, known=known)
             player.play(sink, left=lambda: dashboard.left)
         return ExitCode.OK

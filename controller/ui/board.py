@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from controller.core.events import Event
 from controller.core.runview import RunView
 from controller.core.state import reduce
+from controller.core.tracebacks import FoldedFailure
 from controller.ui.logbuffer import LogBuffer
 
 
@@ -24,19 +25,27 @@ class Controls(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosed:
+    """Why a run failed: a record of `core.triage` (code, what, why, fix, known, ...), and the tracebacks to read."""
+
+    cause: Mapping[str, Any] | None = None
+    failures: tuple[FoldedFailure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
     """What the events do not say.
 
     `ranks` gives the tensor-parallel rank of a GPU by its index, `usual` the seconds that a stage, step or phase took
-    in earlier runs, `written` the time (seconds since the epoch) of each rank's last sample, and `diagnose` the
-    cause of a failure once the run has ended (a record of `core.triage`).
+    in earlier runs, `written` the time (seconds since the epoch) of each rank's last sample. `diagnose` is asked
+    once, when a run has ended that is no success; it may take seconds.
     """
 
     title: str = ""
     ranks: Mapping[int, int] = field(default_factory=dict)
     usual: Mapping[str, float] = field(default_factory=dict)
     written: Callable[[], Mapping[int, float]] = dict
-    diagnose: Callable[[], Mapping[str, Any] | None] = lambda: None
+    diagnose: Callable[[], Diagnosed] = Diagnosed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +62,8 @@ class Snapshot:
     usual: Mapping[str, float] = field(default_factory=dict)
     shards: tuple[int, int] | None = None
     cause: Mapping[str, Any] | None = None
-    """A record of `core.triage`: code, what, why, fix, known, exception, evidence, ..."""
+    failures: tuple[FoldedFailure, ...] = ()
+    """Nearest the cause first: those of the events until the run has ended, then those of the diagnosis."""
 
 
 class RunBoard:
@@ -70,7 +80,7 @@ class RunBoard:
         self._signs: dict[int, float] = {}
         self._last_output: float | None = None
         self._host_behind_s: float | None = None
-        self._cause: Mapping[str, Any] | None = None
+        self._diagnosed = Diagnosed()
 
     def event(self, event: Event) -> None:
         """Take an event."""
@@ -87,9 +97,9 @@ class RunBoard:
             if event.writer.startswith("rank-") and event.writer[5:].isdigit():
                 self._signs[int(event.writer[5:])] = now
         if view.end is not None and before.end is None and view.end.end_reason != "succeeded":
-            cause = self.known.diagnose()
+            diagnosed = self.known.diagnose()
             with self.lock:
-                self._cause = cause
+                self._diagnosed = diagnosed
 
     def control(self, controls: Controls) -> None:
         """From now on the keys may act on the run."""
@@ -120,5 +130,6 @@ class RunBoard:
                 ranks=self.known.ranks,
                 usual=self.known.usual,
                 shards=self.log_buffer.shards,
-                cause=self._cause,
+                cause=self._diagnosed.cause,
+                failures=self._diagnosed.failures or self._view.exceptions,
             )

@@ -60,7 +60,7 @@ def render(
     elif state.pane is Pane.LOG:
         lines = [*top[:1], *log_lines(page_of, state, width, room - 1, glyphs, keys=keys)]
     elif state.pane is Pane.TRACE:
-        lines = [*top[:1], *trace_pane(shot.view.exceptions, state.trace_top, width, room - 1, glyphs)]
+        lines = [*top[:1], *trace_pane(shot.failures, state.trace_top, width, room - 1, glyphs)]
     else:
         lines = _board(shot, width, room, top, page_of, state, glyphs, keys=keys)
     lines = [*lines[:room], *bottom]
@@ -92,7 +92,7 @@ def _board(
     cause = cause_lines(shot.cause, width, glyphs)
     room = height - len(top) - len(work) - len(messages) - len(cause)
     space = max(LOG_MIN, room - LOG_MIN) // (1 if view.end else 2)
-    failures = [*cause, *failure_lines(view.exceptions, width, space, glyphs, keys=keys)]
+    failures = [*cause, *failure_lines(shot.failures, width, space, glyphs, keys=keys)]
     room -= len(failures) - len(cause)
     # After the end the last sample is stale, and would contradict what was measured since.
     gpus = [] if view.end is not None else gpu_lines(shot, width, room - LOG_MIN, glyphs, titles=roomy)

@@ -212,7 +212,7 @@ class LiveView:
         board = boards[self._state.opened if self._state.opened is not None else self._state.chosen]
         shot = board.snapshot()
         width, height = self._size()
-        failures = shot.view.exceptions
+        failures = shot.failures
         room = height - 2
         return Situation(
             runs=len(boards),
@@ -235,7 +235,7 @@ class LiveView:
         if self._keys is None or not self._keys.running or self._hold_s <= 0:
             return
         shots: list[Snapshot] = [board.snapshot() for board in self._boards]
-        failed = any(shot.cause or (shot.view.end and shot.view.exceptions) for shot in shots)
+        failed = any(shot.view.end and (shot.cause or shot.failures) for shot in shots)
         if not (self._replay or failed) or self._wake.is_set():
             return
         if not self._replay:

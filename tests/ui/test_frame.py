@@ -42,7 +42,7 @@ def screen(
 ) -> list[str]:
     buffer = LogBuffer()
     buffer.feed(log, now)
-    shot = Snapshot(view=view, now=now, host_now=now, quiet_s=quiet_s, **known)
+    shot = Snapshot(view=view, now=now, host_now=now, quiet_s=quiet_s, failures=view.exceptions, **known)
     chosen = state or UiState()
 
     def page_of(count: int) -> LogPage:

@@ -11,7 +11,7 @@ import pytest
 from support.recorded import HOST, LOG, RUN, START, failing, finished, healthy, started
 
 from controller.core.events import Event
-from controller.ui.board import Known, RunBoard
+from controller.ui.board import Diagnosed, Known, RunBoard
 from controller.ui.live import LiveView
 from controller.ui.painter import Painter, ansi
 
@@ -146,7 +146,7 @@ def test_a_rank_lives_by_its_log_its_events_and_its_ledger() -> None:
 def test_a_failed_run_names_its_cause() -> None:
     view = live()
     cause = {"known": True, "what": "a layer was called wrongly", "why": "it differs", "fix": "use hooks"}
-    board = view.sink(run=RUN, host=HOST, known=Known(diagnose=lambda: cause))
+    board = view.sink(run=RUN, host=HOST, known=Known(diagnose=lambda: Diagnosed(cause=cause)))
     for event in failing().events:
         assert "cause:" not in shown(view)
         board.event(event)
