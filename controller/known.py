@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from controller import diagnosis, history
+from controller.core.events import Event, parse_event
 from controller.core.tracebacks import Failure, FoldedFailure
 from controller.run import Run, load_plan
 from controller.runfolder import RunFolder
+from controller.stages.mirror import LOCAL_EVENTS
 from controller.ui.board import Diagnosed, Known
 from remote_payload.host.protocol import EndReason, Plan
 
@@ -30,6 +32,7 @@ def known_of(folder: RunFolder, plan: Plan | None = None, *, live: bool = True) 
     plan = plan or load_plan(folder)
     return Known(
         title=plan["job"]["name"] if plan else "",
+        earlier=_earlier(folder) if live else (),
         ranks=gpu_ranks(plan) if plan else {},
         usual=usual_seconds(earlier_runs(plan)) if plan else {},
         # The mirror's own times: a copied folder has those of its copying.
@@ -103,6 +106,12 @@ def written_at(folder: RunFolder) -> dict[int, float]:
         if rank.isdecimal():
             times[int(rank)] = path.stat().st_mtime
     return times
+
+
+def _earlier(folder: RunFolder) -> tuple[Event, ...]:
+    path = folder.path / "events" / LOCAL_EVENTS
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return tuple(event for event in map(parse_event, lines) if event is not None)
 
 
 def _timed(line: bytes) -> tuple[str, float] | None:

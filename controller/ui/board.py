@@ -36,12 +36,14 @@ class Diagnosed:
 class Known:
     """What the events do not say.
 
-    `ranks` gives the tensor-parallel rank of a GPU by its index, `usual` the seconds that a stage, step or phase took
-    in earlier runs, `written` the time (seconds since the epoch) of each rank's last sample. `diagnose` is asked
-    once, when a run has ended that is no success; it may take seconds.
+    `earlier` are events that this machine wrote when it watched the run before. `ranks` gives the tensor-parallel
+    rank of a GPU by its index, `usual` the seconds that a stage, step or phase took in earlier runs, `written` the
+    time (seconds since the epoch) of each rank's last sample. `diagnose` is asked once, when a run has ended that is
+    no success; it may take seconds.
     """
 
     title: str = ""
+    earlier: tuple[Event, ...] = ()
     ranks: Mapping[int, int] = field(default_factory=dict)
     usual: Mapping[str, float] = field(default_factory=dict)
     written: Callable[[], Mapping[int, float]] = dict

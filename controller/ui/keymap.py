@@ -139,7 +139,7 @@ def _back(state: UiState, key: str, at: Situation) -> tuple[UiState, Action | No
         return state, None
     if at.ended or at.replay:
         return state, Action.CLOSE
-    return (state, Action.DETACH) if at.live else (replace(state, said="not launched yet: Ctrl-C gives up"), None)
+    return (state, Action.DETACH) if at.live else (replace(state, said="not under way yet: Ctrl-C gives up"), None)
 
 
 def _type(state: UiState, key: str) -> UiState:
@@ -211,5 +211,5 @@ def _ask(state: UiState, key: str, at: Situation) -> tuple[UiState, Action | Non
     if at.ended or at.replay:
         return replace(state, said="the run has ended" if at.ended else "this is a replay"), None
     if not at.live:
-        return replace(state, said="not launched yet: Ctrl-C gives up"), None
+        return replace(state, said="not under way yet: Ctrl-C gives up"), None
     return (replace(state, confirming=True), None) if key == "x" else (state, Action.DETACH)

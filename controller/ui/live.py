@@ -88,6 +88,8 @@ class LiveView:
     def sink(self, *, run: str, host: str, known: Known) -> RunBoard:
         """Add a run and return its board; from the second on the view is a table with a row each."""
         board = RunBoard(run=run, host=host, known=known, clock=self._clock)
+        for event in known.earlier:
+            board.event(event)
         with self._lock:
             self._boards.append(board)
             if len(self._boards) == 2:
@@ -243,8 +245,8 @@ class LiveView:
             self._stay.clear()
             if not self._stay.wait(self._hold_s):
                 return
-        while not self._wake.wait(REFRESH_S) and self._keys.running:
-            pass
+        while not self._wake.wait(REFRESH_S):
+            pass  # in steps, because signals are only heard between them
 
     # -------------------------------------------------------------------------- the terminal's ownership
 

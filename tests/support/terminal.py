@@ -39,7 +39,7 @@ class Terminal:
         self._fd, secondary = pty.openpty()
         self._set_size(self._screen.columns, self._screen.lines)
         self._shell = subprocess.Popen(
-            ["bash", "--norc", "--noprofile", "-i"],
+            ["bash", "--norc", "--noprofile", "--noediting", "-i"],
             cwd=self._cwd, env=self._env, stdin=secondary, stdout=secondary, stderr=secondary,
             start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip
@@ -75,7 +75,7 @@ class Terminal:
         self.wait(lambda: mark in self.text(), mark)
         lines = self.text().splitlines()
         at = next(index for index, shown in enumerate(lines) if shown == mark)
-        return lines[at - 1]
+        return lines[at - 1].removeprefix("$ ")
 
     def resize(self, columns: int, lines: int) -> None:
         with self._lock:

@@ -81,7 +81,7 @@ def test_detach_and_leave_fit_the_situation() -> None:
     before = replace(AT, live=False)
     assert action("d", before) is None
     assert action("x", before) is None
-    assert "not launched yet" in after("d", before).said
+    assert "not under way yet" in after("d", before).said
     ended = replace(AT, ended=True)
     assert action("q", ended) is Action.CLOSE
     assert action("x", ended) is None
