@@ -10,19 +10,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from controller import diagnosis, pipeline
+from controller import diagnosis, pipeline, viewing
 from controller.core import shares
 from controller.core.errors import ExitCode, LocalDiskError, RefusedError, UsageError
 from controller.core.intention import describe
 from controller.core.model import Overrides
+from controller.known import RunControls, known_of
 from controller.pipeline import Intention
 from controller.run import Run, exit_code
-from controller.runfolder import ALREADY_WATCHED, find_run
+from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run
 from controller.stages import data as data_stage
 from controller.ui.clean import text as cleaned
 from controller.ui.stream import choose_view
 from controller.ui.terminal import ask_yes_no, err_console, out_console
-from controller.ui.viewsink import ViewSink
 from controller.workspace import load_workspace
 from remote_payload.host.protocol import OwnedOutput
 
@@ -78,9 +78,9 @@ def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress:
     )
     with ExitStack() as stack:
         stack.enter_context(view)
-        sink = ViewSink(
-            view, run=intention.plan["run_id"], host=intention.host.name, title=intention.plan["job"]["name"]
-        )
+        run_id = intention.plan["run_id"]
+        known = known_of(RunFolder(intention.runs_dir / run_id), intention.plan)
+        sink = view.sink(run=run_id, host=intention.host.name, known=known)
 
         def confirm(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mapping[str, Any]]) -> bool:
             with view.paused():
@@ -94,10 +94,15 @@ def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress:
         stack.callback(run.close)
         if detach:
             return _detached(run)
+        sink.control(RunControls(run))
         return _watch(run, as_json=as_json, view_stack=stack)
 
 
-def attach(run_id: str | None, host: str | None, *, progress: str, as_json: bool) -> ExitCode:
+def attach(run_ids: Sequence[str | None], host: str | None, *, progress: str, as_json: bool) -> ExitCode:
+    """Watch one run to its end and show its summary, or several side by side."""
+    if len(run_ids) > 1:
+        return viewing.attach_several([run_id or "" for run_id in run_ids], host, progress=progress, as_json=as_json)
+    run_id = run_ids[0]
     view = choose_view(sys.stderr, os.environ, progress)
     with ExitStack() as stack:
         stack.enter_context(view)
@@ -108,7 +113,9 @@ def attach(run_id: str | None, host: str | None, *, progress: str, as_json: bool
 
         run = pipeline.open_run(load_workspace(), run_id, host, ask=ask, pause=view.paused)
         stack.callback(run.close)
-        run.add_sink(ViewSink(view, run=run.id, host=run.host, title=""))
+        sink = view.sink(run=run.id, host=run.host, known=known_of(run.folder))
+        sink.control(RunControls(run))
+        run.add_sink(sink)
         return _watch(run, as_json=as_json, view_stack=stack)
 
 

@@ -40,7 +40,8 @@ def diagnose_run(folder: RunFolder) -> Diagnosis:
     view = _view(folder)
     result = folder.read("result.json") or {}
     ending = Ending(
-        end_reason=str(result.get("end_reason") or ""),
+        # result.json comes last of all: while a dashboard asks, the event may be all that there is.
+        end_reason=str(result.get("end_reason") or (view.end.end_reason if view.end else "")),
         signal=view.end.signal if view.end else None,
         message=str(result.get("message") or ""),
         oom_killed=result.get("oom_killed") is True,

@@ -101,7 +101,12 @@ class Supervisor:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_term)
         become_subreaper()
-        sampler = Sampler(self._emit, self._plan["host"]["accelerator"] == Accelerator.CUDA.value)
+        outputs = self._plan["job"]["outputs"]
+        sampler = Sampler(
+            self._emit,
+            self._plan["host"]["accelerator"] == Accelerator.CUDA.value,
+            outputs[0]["path"] if outputs else None,
+        )
         try:
             reserve_space(self._paths)
             self._launch()
