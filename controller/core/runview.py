@@ -91,6 +91,11 @@ class ProgressView:
     unit: str = "samples"
 
     @property
+    def has_tokens(self) -> bool:
+        """Whether what is counted has tokens at all: a download has none."""
+        return self.unit == "samples" or self.tokens > 0
+
+    @property
     def fraction(self) -> float | None:
         """Between 0 and 1; None without a total."""
         return min(1.0, self.done / self.total) if self.total else None
