@@ -1,4 +1,4 @@
-"""How far the samples (or what else is counted) are, what they came to, how fast, and whether the disk holds what is still to come."""
+"""How far the samples are, what they came to, how fast, and whether the disk holds what is still to come."""
 
 from __future__ import annotations
 
