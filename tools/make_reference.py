@@ -39,9 +39,11 @@ def _leaves(name: str, command: Any) -> list[tuple[str, Any]]:
 
 
 def _verb(words: str, command: Any) -> list[str]:
-    lines = [f"## ctl {words}", "", (command.help or "").strip(), ""]
-    if command.epilog:
-        lines += ["    " + command.epilog.removeprefix("Example: "), ""]
+    summary, _, examples = (command.help or "").strip().partition("\n\nExamples:\n")
+    lines = [f"## ctl {words}", "", summary, ""]
+    # An indented block is code on every code host; the brackets were escaped for the terminal's page.
+    lines += [f"    {example.strip()}" for example in examples.replace("\\[", "[").splitlines()]
+    lines += [""] if examples else []
     rows = [row for parameter in command.params if (row := _row(parameter)) is not None]
     if rows:
         lines += ["| argument or option | |", "|---|---|", *rows, ""]

@@ -25,6 +25,8 @@ VERBS = {
     "ps": ("ps", "main"),
     "stop": ("stop", "main"),
     "data": ("data", "receive"),
+    "look": ("sweeping", "look"),
+    "sweep": ("sweeping", "sweep"),
     "supervise": ("supervisor", "main"),
     "pump": ("pump", "main"),
 }
