@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from controller.core.loglines import Place, TimeIndex
 from controller.runfolder import RunFolder
-from remote_payload.host.protocol import LOG_TIMES
+from remote_payload.host.layout import LOG_TIMES
 
 BLOCK_BYTES = 1 << 20
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from controller.core.errors import RefusedError
 from controller.stages.base import Context
-from remote_payload.host.protocol import OWNER_MARKER, OwnedOutput
+from remote_payload.host.layout import OWNER_MARKER
+from remote_payload.host.protocol import OwnedOutput
 
 LOOK_TIMEOUT_S = 120.0
 """A million entries take about 10 s to list on a local disk, and more over a network."""

@@ -13,10 +13,11 @@ from typing import Any, BinaryIO, Dict, List, Optional, Set
 from remote_payload.host.clear import clear
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import read_json
+from remote_payload.host.layout import RUN_ID, Layout
 from remote_payload.host.lease import lease_folder, list_leases
 from remote_payload.host.listing import scan
 from remote_payload.host.liveness import user_name
-from remote_payload.host.protocol import RUN_ID, WIRE, Layout, OwnedOutput, Stale, check_record
+from remote_payload.host.protocol import WIRE, OwnedOutput, Stale, check_record
 from remote_payload.host.ps import judge_run
 
 _OUTPUT = {"path": str, "root": str, "stale": str, "adopt": bool}

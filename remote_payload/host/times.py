@@ -10,7 +10,7 @@ import time
 from typing import Optional
 
 from remote_payload.host.journal import Journal, complain
-from remote_payload.host.protocol import LOG_TIMES
+from remote_payload.host.layout import LOG_TIMES
 from remote_payload.host.segments import LogFiles
 
 INTERVAL_S = 1.0
