@@ -12,7 +12,7 @@ from typing import Any
 
 from controller import diagnosis, pipeline
 from controller.core import shares
-from controller.core.errors import ExitCode, RefusedError, UsageError
+from controller.core.errors import ExitCode, JobStopped, RefusedError, UsageError
 from controller.core.intention import describe
 from controller.core.model import Overrides
 from controller.pipeline import Intention
@@ -23,7 +23,10 @@ from controller.ui.stream import choose_view
 from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json
 from controller.ui.viewsink import ViewSink
 from controller.workspace import load_workspace
-from remote_payload.host.protocol import OwnedOutput
+from remote_payload.host.protocol import EndReason, OwnedOutput
+
+ASKED_FOR = (EndReason.STOPPED.value, EndReason.CANCELLED.value)
+"""Ends that somebody wanted; what processes report on the way there is no problem of the run's."""
 
 
 def plan_extract(
@@ -130,11 +133,15 @@ def _report(run: Run, *, as_json: bool) -> ExitCode:
             summary if summary is not None else {"schema_version": 1, "error": error.to_dict() if error else None}
         )
         return exit_code(error)
-    from controller.ui.errors import print_problems, print_triage
+    from controller.ui.errors import print_problems, print_stopped, print_triage
     from controller.ui.tables import print_summary
 
     if summary is not None:
         print_summary(out_console(), summary)
+    if isinstance(error, JobStopped) and summary is not None:
+        # Somebody asked for it, and the summary has said so: no more blocks that read like failures.
+        print_stopped(summary)
+        return exit_code(error)
     if error is not None:
         print_problems((summary or {}).get("problems", []), run.folder.path / "log")
         cause = _cause(run, summary)
@@ -223,11 +230,13 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
     if as_json:
         print_json(document)
     else:
-        from controller.ui.errors import print_problems, print_triage
+        from controller.ui.errors import print_problems, print_stopped, print_triage
         from controller.ui.tables import print_summary
 
         print_summary(out_console(), document)
-        if document.get("problems"):
+        if document.get("end_reason") in ASKED_FOR:
+            print_stopped(document, out_console())
+        elif document.get("problems"):
             print_problems(document["problems"], run.folder.path / "log", out_console())
         if document["triage"]:
             print_triage(document["triage"], run.folder.path / "log", out_console())

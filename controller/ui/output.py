@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from controller.ui.clean import Encodable, clean, text
-from controller.ui.formats import bytes_text, count_text
+from controller.ui.formats import bytes_text
 from controller.ui.glyphs import glyphs_for
 from controller.ui.tables import print_clear_list
 
@@ -33,7 +33,8 @@ def print_folder(console: Console, host: str, output: Mapping[str, Any], listing
 def print_swept(console: Console, document: Mapping[str, Any]) -> None:
     """Print what `ctl clear` deleted, as the host listed it again afterwards."""
     sign = Text(glyphs_for(console.encoding).ok, style="bold green")
-    amount = f"{count_text(document['deleted_entries'])} entries, {bytes_text(document['deleted_bytes'])}"
+    count = int(document["deleted_entries"])
+    amount = f"{count:,} {'entry' if count == 1 else 'entries'}, {bytes_text(document['deleted_bytes'])}"
     _line(console, Text.assemble(sign, " ", (clean(document["path"]), "bold"), f": {amount} deleted; empty now"))
 
 
