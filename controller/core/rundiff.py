@@ -47,7 +47,7 @@ def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[di
         before, after = first.get(key), second.get(key)
         if before == after:
             continue
-        if is_secret(key.rsplit(".", 1)[-1]):
+        if key.startswith("job.env.") and is_secret(key.removeprefix("job.env.")):
             before, after = (MASK if value is not None else None for value in (before, after))
         change: dict[str, Any] = {"key": key, "before": before, "after": after}
         if _is_number(before) and _is_number(after) and before:
