@@ -26,6 +26,10 @@ SILENT = 2
 """From this many `-q` on, stdout stays empty too: the exit code says it all."""
 
 
+SPELLINGS = {"--dry-run=client": "--dry-run", "--dry-run=server": "--dry-run-server"}
+"""A flag that may have a value is beyond the parser, so each value is an option of its own to it."""
+
+
 class Verbs(TyperGroup):
     """A group that answers an unknown verb with the nearest one, in the form of every other error."""
 

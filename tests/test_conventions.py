@@ -12,7 +12,7 @@ import typer
 
 from controller import app, commands
 from controller.cli import app as application
-from controller.core.errors import UsageError
+from controller.core.errors import ExitCode, UsageError
 from controller.options import view_mode
 from controller.ui import terminal
 
@@ -185,6 +185,18 @@ def test_a_dry_run_connects_nowhere_and_leaves_nothing(
     assert app.run(words) == 0, capsys.readouterr()
     assert "gpu1" in capsys.readouterr().out
     assert not (folder / "ctl-runs").exists()
+
+
+def test_a_dry_run_on_the_server_is_a_preflight(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def preflight(intention: Any, *, as_json: bool) -> ExitCode:
+        asked.append(intention.host.name)
+        return ExitCode.REFUSED
+
+    monkeypatch.setattr(commands, "preflight", preflight)
+    assert app.run(["extract", "--host", "gpu1", "--output", "/data/out/k", "--dry-run=server"]) == 3
+    assert asked == ["gpu1"]
 
 
 def test_silence_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
