@@ -260,6 +260,10 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     timings = {name.removesuffix("_s"): value for name, value in (summary.get("timings") or {}).items()}
     if timings:
         yield "time", Text(", ".join(f"{clean(name)} {duration_text(value)}" for name, value in timings.items()))
+    if summary.get("gpu_hours") is not None:
+        cost = summary.get("cost") or {}
+        price = f"; {cost['total']:,.2f} at {cost['price_per_gpu_hour']:g} an hour" if cost else ""
+        yield "used", Text(f"{summary['gpu_hours']:.2f} GPU-hours{price}")
     yield "after", Text(clean_text(summary.get("gpus_clean")))
 
 

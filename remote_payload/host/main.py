@@ -27,6 +27,8 @@ VERBS = {
     "data": ("data", "receive"),
     "environment": ("environment", "look"),
     "hub": ("hub", "listing"),
+    "look": ("sweeping", "look"),
+    "sweep": ("sweeping", "sweep"),
     "supervise": ("supervisor", "main"),
     "pump": ("pump", "main"),
 }
