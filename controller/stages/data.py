@@ -24,7 +24,7 @@ _ANSWER_MAX_BYTES = 1 << 16
 def run(ctx: Context, data: LocalData) -> str:
     """Make sure that the host has the data set, whole and verified, and return its path there.
 
-    Raises RemoteFailed (`data-no-room`, `data-damaged`), ConnectionFailed, ConnectionLost; OSError if a file here
+    Raises RemoteFailed (`data-no-room`, `data-disk-full`, `data-damaged`), ConnectionFailed, ConnectionLost; OSError if a file here
     cannot be read any more.
     """
     started = time.monotonic()
