@@ -28,8 +28,8 @@ SEMANTICS = 1
 
 
 NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-"""A file system without hard links: there two runs that begin in the same instant are told apart by the loser's
-second look alone."""
+"""A file system without hard links: there the document is written in its place, and a run killed in that very
+moment leaves half of one, which the next run refuses to guess."""
 
 
 def identity(spec: ExtractSpec, settings: CaptureSettings, facts: ModelFacts) -> dict[str, Any]:
@@ -77,7 +77,11 @@ def settle(output: str, identity: Mapping[str, Any]) -> None:
     path = os.path.join(output, OUTPUT_MANIFEST)
     if not os.path.lexists(path):
         _create(path, {"schema_version": SCHEMA_VERSION, "identity": dict(identity)})
-    require_same(output, read_manifest(output), identity)
+    try:
+        manifest = read_manifest(output)
+    except ValueError as error:
+        raise ConfigError(f"{error}: another run began in this moment, or ended in one; run it again") from error
+    require_same(output, manifest, identity)
 
 
 def require_same(output: str, manifest: Mapping[str, Any] | None, identity: Mapping[str, Any]) -> None:
@@ -93,11 +97,12 @@ def require_same(output: str, manifest: Mapping[str, Any] | None, identity: Mapp
 def _create(path: str, record: Mapping[str, Any]) -> None:
     """Write a document unless it is there by then, so that it is whole or absent."""
     folder, name = os.path.split(path)
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     # Into the ledger's folder, which no other run sweeps.
     descriptor, temporary = tempfile.mkstemp(prefix=f"{name}.", dir=_made(os.path.join(folder, OUTPUT_LEDGER)))
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         try:
@@ -107,7 +112,10 @@ def _create(path: str, record: Mapping[str, Any]) -> None:
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise
-            os.rename(temporary, path)
+            with contextlib.suppress(FileExistsError), open(path, "x", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)

@@ -6,7 +6,8 @@
     in    frames {"end": bool} with pieces of the files, one after another in the order of the request
     out   line {"have": true, "path"}
 
-An error may be answered in place of either line; what is sent from then on is not read. It is unpacked beside, verified against every checksum, synced and renamed, so that it is whole or absent.
+An error may be answered in place of either line; what is sent from then on is not read. The data set is unpacked
+beside, verified against every checksum, synced and renamed, so that it is whole or absent.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ def test_a_disk_that_becomes_full_is_no_lost_connection(shared: Transport, tmp_p
     found = local_data("local:d.jsonl", tmp_path)
     assert found is not None
     with small_disk(tmp_path / "disk", SPARE_BYTES + 2 * DATA_BYTES) as disk:
-
         others = [lambda: fill(disk, 0)]
 
         def emit(event_type: str, /, **fields: Any) -> None:
