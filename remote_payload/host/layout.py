@@ -16,7 +16,7 @@ OWNER_MARKER = ".ctl-owner.json"
 """Marks a folder whose contents `ctl` may clear. Written when a run first claims an empty or adopted folder."""
 
 OUTPUT_MANIFEST = ".ctl-manifest.json"
-"""In an output folder, written by the job: {"schema_version", "identity" (what all samples share), "runs" (ids)}."""
+"""In an output folder, written by its first run and never again: {"schema_version", "identity" (of all samples)}."""
 
 OUTPUT_LEDGER = ".ctl-ledger"
 """In an output folder: RUN_ID.rank-N.jsonl, the ledger line of every sample that was written there."""
