@@ -137,7 +137,7 @@ def _report(run: Run, *, as_json: bool) -> ExitCode:
     if summary is not None:
         print_summary(out_console(), summary)
     if error is not None:
-        print_problems((summary or {}).get("problems", []), run.folder.path / "log")
+        print_problems(summary.get("problems", []) if summary else [], run.folder.path / "log")
         cause = _cause(run, summary)
         if cause:
             # The error that is raised says the remedy of a known cause, as the last line of all.

@@ -196,7 +196,8 @@ def launch(
     plan = intention.plan
     folder = RunFolder.create(intention.runs_dir, plan["run_id"])
     folder.write_plan(plan)
-    folder.write_local(host=plan["host"], status="planned")
+    origin = intention.playbook.origin if intention.playbook else None
+    folder.write_local(host=plan["host"], status="planned", playbook_file=origin)
     with ExitStack() as undo:
         transport = open_transport(intention.host, ask=ask, pause=pause)
         undo.callback(transport.close)
