@@ -278,10 +278,12 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
     if as_json:
         _print_json(document)
     else:
+        from controller.reporting import print_samples
         from controller.ui.errors import print_problems, print_triage
         from controller.ui.tables import print_summary
 
         print_summary(out_console(), document)
+        print_samples(run.folder)
         if document.get("problems"):
             print_problems(document["problems"], run.folder.path / "log", out_console())
         if document["triage"]:

@@ -127,7 +127,10 @@ class Ledger(list[dict[str, Any]]):
             rows.append(row)
         first = ["index", "rank", "fate", "tokens", "bytes", "file", "seconds", "time", "kept", "code", "why"]
         frame = pandas.DataFrame(rows, columns=None if rows else first).set_index("index")
-        frame["rank"] = frame["rank"].astype("Int64")
+        # Whole numbers stay whole where a sample that was not written leaves a hole.
+        counts = [name for name in frame if name.startswith(("nan_", "inf_", "zero_rows_"))]
+        for name in ("rank", *counts):
+            frame[name] = frame[name].astype("Int64")
         frame["time"] = pandas.to_datetime(frame["time"].astype("float64"), unit="s", utc=True)
         return frame
 
