@@ -273,7 +273,7 @@ class Run:
         return {
             "run_id": self.id,
             "host": self.host,
-            "state": self.state,
+            "state": "launched" if self.state == "unknown" else self.state,
             "end_reason": (result or {}).get("end_reason"),
             "name": (plan.get("job") or {}).get("name"),
             "folder": str(self._folder.path),

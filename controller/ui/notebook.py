@@ -151,7 +151,7 @@ class _Collector(Console):
     """Takes what the tables print as renderables, to be laid out later at another width."""
 
     def __init__(self) -> None:
-        super().__init__(file=io.StringIO(), width=TEXT_WIDTH)
+        super().__init__(file=io.StringIO(), width=TEXT_WIDTH, force_jupyter=False)
         self.parts: list[RenderableType] = []
 
     @property
@@ -173,8 +173,8 @@ def _bundle(renderable: RenderableType, markup: Markup) -> dict[str, str]:
 
 
 def plain(renderable: RenderableType) -> str:
-    """Return a renderable as text without styles."""
-    console = Console(file=io.StringIO(), width=TEXT_WIDTH, color_system=None, force_terminal=False)
+    """Return a renderable as text without styles; a rich console left to itself would display it in the cell."""
+    console = Console(file=io.StringIO(), width=TEXT_WIDTH, color_system=None, force_jupyter=False)
     with console.capture() as captured:
         console.print(renderable)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())

@@ -68,20 +68,36 @@ def test_a_run_is_read_while_it_goes_on_and_after_it_ended_inside_an_event_loop(
             seen: list[Event] = []
             run.add_sink(Recorder(seen))
             summary = run.result(timeout=60)
-            assert summary["samples"]["written"] == 7  # one of the eight records is none
+            assert (summary["samples"]["written"], summary["samples"]["skipped"]) == (8, 1)
             assert {event.writer for event in seen} >= {"controller", "supervisor", "driver"}
             times = [event.t for event in run.events() if event.writer == "driver"]
             assert times == sorted(times)
             assert b"verified" in b"".join(run.logs())
             assert list(summary.to_pandas().index) == [2, 4, 5, 8]
             frame = run.ledger.to_pandas()
-            assert Counter(frame["fate"]) == {"written": 7, "skipped": 1}
-            assert frame["norm_8"].notna().sum() == 7
-            assert frame["time"].notna().sum() == 7
+            assert Counter(frame["fate"]) == {"written": 8, "skipped": 1}
+            assert frame["norm_8"].notna().sum() == 8
+            assert frame["time"].notna().sum() == 8
             assert run.wait() is run  # an ended run asks nobody
-            assert "7 of 8 written" in run._repr_mimebundle_()["text/plain"]
+            assert "8 of 8 written" in run._repr_mimebundle_()["text/plain"]
 
     asyncio.run(cell())
+    files_of_an_earlier_run_are_only_deleted_with_a_yes()
+
+
+def files_of_an_earlier_run_are_only_deleted_with_a_yes() -> None:
+    """Then stop the run that deletes them: a stopped run has no result, and is no problem."""
+    with pytest.raises(controller.CtlError) as caught:
+        launch("left", stale="clear")
+    assert caught.value.code == "confirmation-needed"
+    assert "yes=True" in "\n".join(caught.value._render_traceback_())
+    with launch("left", stale="clear", yes=True) as run, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(run.result)
+        wait_until(lambda: run.folder.read("run.json"), "the run is under way")
+        assert run.stop(grace_s=5).end_reason == "stopped"
+        with pytest.raises(controller.CtlError, match="was stopped"):
+            waiting.result(timeout=60)
+        assert run.problem is None
 
 
 class Recorder:
@@ -126,18 +142,6 @@ def test_two_runs_at_once_in_threads(elsewhere: Path, server: SshServer) -> None
     assert len(list((elsewhere / "ctl-runs").iterdir())) == 2
 
 
-def test_a_stopped_run_has_no_result(elsewhere: Path, server: SshServer) -> None:
-    write_project(elsewhere, server, "left", step_s=SLOW_S)
-    with launch("left") as run:
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(run.result)
-            wait_until(lambda: run.state == "running" or run.folder.read("run.json"), "the run is under way")
-            assert run.stop(grace_s=5).end_reason == "stopped"
-            with pytest.raises(controller.CtlError, match="was stopped"):
-                waiting.result(timeout=60)
-        assert run.problem is None
-
-
 def test_preflight_tells_what_is_missing_and_refuses_when_asked_to(elsewhere: Path, server: SshServer) -> None:
     write_project(elsewhere, server, "left", samples=3)
     findings = controller.preflight(host="left")
@@ -148,15 +152,3 @@ def test_preflight_tells_what_is_missing_and_refuses_when_asked_to(elsewhere: Pa
     allowed = controller.preflight(host="left", allow=WITHOUT)
     assert allowed.check() is allowed
     assert not (elsewhere / "ctl-runs").exists()
-
-
-def test_files_of_an_earlier_run_are_only_deleted_with_a_yes(elsewhere: Path, server: SshServer) -> None:
-    write_project(elsewhere, server, "left", samples=3)
-    with launch("left") as run:
-        run.wait(timeout=60)
-    with pytest.raises(controller.CtlError) as caught:
-        controller.extract(host="left", stale="clear", allow=WITHOUT)
-    assert caught.value.code == "confirmation-needed"
-    assert "yes=True" in "\n".join(caught.value._render_traceback_())
-    with controller.extract(host="left", stale="clear", allow=WITHOUT, yes=True) as again:
-        assert again.result(timeout=60)["samples"]["written"] == 3
