@@ -29,6 +29,10 @@ class Plan(dict[str, Any]):
 
         return plan_bundle(self)
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """For IPython's text form, in which a dict would otherwise be printed as one."""
+        printer.text(self._repr_mimebundle_()["text/plain"])
+
 
 class Findings(Sequence[Finding]):
     """What preflight found on `host`, in the order of its checks; `ok` if nothing failed."""
@@ -96,6 +100,10 @@ class Summary(dict[str, Any]):
         from controller.ui.notebook import summary_bundle
 
         return summary_bundle(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """For IPython's text form, in which a dict would otherwise be printed as one."""
+        printer.text(self._repr_mimebundle_()["text/plain"])
 
 
 class Ledger(list[dict[str, Any]]):

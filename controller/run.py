@@ -26,6 +26,9 @@ from remote_payload.host.protocol import REFUSED, EndReason, HostRecord, Plan
 PATIENCE_S = 600.0
 """How long a watch tries to reach a host again before it detaches; the run itself is not affected."""
 
+REFRESH_PATIENCE_S = 20.0
+"""The same for one look at what is new: somebody waits for it."""
+
 FRESH_S = 1.0
 """What was copied this recently is not asked for again: a loop over `logs()` does not hammer the host."""
 
@@ -158,8 +161,9 @@ class Run:
 
         Raises ConnectionFailed, ConnectionLost, LocalDiskFull.
         """
+        self._context.transport.connect()  # a watch would go on trying, which nobody asked for
         try:
-            self.watch(follow=False)
+            self.watch(follow=False, patience_s=REFRESH_PATIENCE_S)
         except UsageError as error:
             if error.code != ALREADY_WATCHED:
                 raise

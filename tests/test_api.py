@@ -101,6 +101,14 @@ def test_documents_of_a_host_are_escaped_in_both_forms(tmp_path: Path) -> None:
             assert not {"\x1b", "\x07", "\u202e"} & set(text)
 
 
+def test_ipython_takes_the_forms_and_not_the_dict(tmp_path: Path) -> None:
+    from IPython.core.formatters import DisplayFormatter
+
+    forms, _ = DisplayFormatter().format(Summary(write_run(tmp_path, samples=100).summary))
+    assert set(forms) == {"text/plain", "text/html"}
+    assert "99 of 100 written" in forms["text/plain"]
+
+
 def test_findings_show_reason_and_fix_only_where_something_is_wrong() -> None:
     findings = Findings(
         "gpu1", [passed("lease", "no lease"), failed("gpu", "GPU 3 is in use", why="pid 7", fix="stop it")]
