@@ -68,7 +68,7 @@ def test_a_plan_takes_what_the_command_line_takes(project: Path) -> None:
 def test_a_plan_shows_itself_as_text_and_as_escaped_html(project: Path) -> None:
     plan = controller.plan(host="gpu1", playbook="eagle3-kimi-k2.5", output="/out/k")
     shown = plan._repr_mimebundle_()
-    assert "/opt/<b>/python -m" in shown["text/plain"]
+    assert "/opt/<b>/python" in shown["text/plain"]
     assert "/opt/&lt;b&gt;/python" in shown["text/html"]
     assert "<b>/" not in shown["text/html"]
     assert "remote_payload.extract.engine" in printed(plan)

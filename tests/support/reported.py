@@ -96,8 +96,8 @@ def ledger(samples: int, ranks: int, seconds: float, text: str = "") -> list[dic
 
 def _finish(script: recorded.Script, samples: int, seconds: float, text: str) -> None:
     end = 586 + seconds
-    for place in range(int(seconds) // 2):
-        recorded.sample(script, 586 + 2 * place, 90.0)
+    for place in range(int(end - 640) // 2):  # the recording has them up to here
+        recorded.sample(script, 640 + 2 * place, 90.0)
     script(end, "driver", "phase", name="capture", status="done", seconds=seconds)
     script(end, "driver", "notice", level="warn", code="buffers", text=text or "buffers were full for 3 s")
     script(end + 4, "supervisor", "step", name="extract", status="done", seconds=end + 4 - 67.2)
