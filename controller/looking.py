@@ -234,6 +234,24 @@ def summary(
     return commands.summary(None if last else run_id, host, as_json=as_json)
 
 
+@command("report", panel="Look", examples=("ctl report --last --open", "ctl report 2562e8 -o report.html"))
+def report(
+    run_id: RunArgument = None,
+    last: LastOption = False,
+    host: HostOption = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: report.html in ctl-runs/RUN/.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Write a run as one HTML file that needs no network: stages, GPUs, norms, samples, problems, repetition."""
+    from controller import reporting
+
+    return reporting.report(None if last else run_id, host, output=output, show=show, as_json=as_json)
+
+
 @command("diff", panel="Look", examples=("ctl diff 2562e8 9a7b41", "ctl diff 2562e8 9a7b41 --json | jq .changes"))
 def diff(
     first: Annotated[

@@ -201,10 +201,11 @@ def launch(
     Raises ConnectionFailed, RefusedError, RemoteFailed; LaunchUnknown if nobody can say whether it was launched.
     """
     plan = intention.plan
+    origin = intention.playbook.origin if intention.playbook else None
     with before_launch(intention.runs_dir):
         folder = RunFolder.create(intention.runs_dir, plan["run_id"])
         folder.write_plan(plan)
-        folder.write_local(host=plan["host"], status="planned")
+        folder.write_local(host=plan["host"], status="planned", playbook_file=origin)
     with ExitStack() as undo:
         transport = open_transport(intention.host, ask=ask, pause=pause)
         undo.callback(transport.close)

@@ -127,7 +127,7 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
         ),
     )
     grid = _grid(10)
-    for label, value in _summary_rows(summary):
+    for label, value in summary_rows(summary):
         grid.add_row("", Text(label, style="dim"), value)
     _print(console, grid)
     if summary.get("states"):
@@ -214,7 +214,8 @@ def print_config(console: Console, document: Mapping[str, Any]) -> None:
     _print(console, grid)
 
 
-def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
+def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
+    """Yield what a summary says as labels and cleaned text, the most important first."""
     samples = summary.get("samples")
     if isinstance(samples, Mapping):
         line = Text(f"{count_text(samples.get('written'))} of {count_text(samples.get('expected'))} written")
