@@ -65,7 +65,7 @@ def plan(
 ) -> dict[str, Any]:
     """Return what `extract` would do, without connecting; the document of `ctl plan --json`."""
     intention = _intend(host, playbook, stale, adopt, max_samples, output, capture, canary, rehearse)
-    return describe(intention.plan, intention.playbook)
+    return describe(intention.plan, intention.extraction)
 
 
 def attach(run_id: str | None = None, *, host: str | None = None, sinks: Sequence[Sink] = ()) -> Run:

@@ -49,9 +49,29 @@ def plan_convert(
 
 
 def plan_command(
-    host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None, wait: bool = False
+    host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None, wait: bool, tracebacks: bool
 ) -> Intention:
-    return pipeline.plan_command(load_workspace(), host, argv, name=name, cwd=cwd, wait=wait)
+    if not argv:
+        raise UsageError(
+            "no command given",
+            fix="write it after `--`: ctl run --host NAME -- python train.py; or name a command playbook",
+        )
+    return pipeline.plan_command(load_workspace(), host, argv, name=name, cwd=cwd, wait=wait, tracebacks=tracebacks)
+
+
+def plan_command_playbook(
+    host: str | None,
+    playbook: str,
+    extra: Sequence[str],
+    *,
+    stale: str | None,
+    adopt: bool,
+    allow: Sequence[str],
+    wait: bool,
+) -> Intention:
+    return pipeline.plan_command_playbook(
+        load_workspace(), host, playbook, extra, stale=stale, adopt=adopt, allow=allow, wait=wait
+    )
 
 
 def show_plan(intention: Intention, *, as_json: bool) -> None:
@@ -60,7 +80,7 @@ def show_plan(intention: Intention, *, as_json: bool) -> None:
 
     payload = load_payload()
     described = describe(
-        intention.plan, intention.playbook, payload_files=len(payload.files), payload_bytes=payload.size
+        intention.plan, intention.extraction, payload_files=len(payload.files), payload_bytes=payload.size
     )
     if as_json:
         _print_json(described)
@@ -197,6 +217,18 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool)
         from controller.ui.tables import print_stop
 
         print_stop(out_console(), record)
+    return ExitCode.OK
+
+
+def stacks(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
+    with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
+        found = pipeline.stacks(run)["processes"]
+    if as_json:
+        _print_json({"schema_version": 1, "run_id": run.id, "processes": found})
+    else:
+        from controller.ui.stacks import print_stacks
+
+        print_stacks(out_console(), found)
     return ExitCode.OK
 
 

@@ -134,6 +134,20 @@ def logs(
     return commands.logs(None if last else run_id, host, follow=follow, tail=tail, problem=problem)
 
 
+@command("stacks", panel="Look", epilog="Example: ctl stacks --last")
+def stacks(
+    run_id: RunArgument = None,
+    last: LastOption = False,
+    host: HostOption = None,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Show what every Python process of a living run is doing (needs py-spy on the host); nothing is stopped."""
+    from controller import commands
+
+    return commands.stacks(None if last else run_id, host, as_json=as_json)
+
+
 @command("triage", panel="Look", epilog="Example: ctl triage vllm.log")
 def triage(
     files: Annotated[
@@ -156,7 +170,7 @@ def summary(
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> ExitCode:
-    """Show what a run wrote: samples, tokens, shapes, norms, NaN counts, problems."""
+    """Show what a run wrote: samples or files, shapes, dtypes, norms, NaN counts, problems."""
     from controller import commands
 
     return commands.summary(None if last else run_id, host, as_json=as_json)

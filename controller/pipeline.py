@@ -14,9 +14,13 @@ from typing import Any, TypedDict
 
 from controller import history
 from controller.core import planner, shape
+from controller.core.checks_command import programs
+from controller.core.command import CommandPlaybook, CommandPreflight
+from controller.core.commandplan import make_playbook_command_plan
 from controller.core.errors import CtlError, LaunchUnknown, RefusedError, UsageError
 from controller.core.model import Host, Overrides, Playbook
 from controller.localdata import LocalData, local_data
+from controller.localfiles import LocalFiles, local_files
 from controller.payload import load_payload
 from controller.run import Run, Sink, load_plan
 from controller.runfolder import RunFolder, find_run
@@ -24,6 +28,7 @@ from controller.stages import data as data_stage
 from controller.stages import launch as launch_stage
 from controller.stages import preflight as preflight_stage
 from controller.stages import push as push_stage
+from controller.stages import uploads as uploads_stage
 from controller.stages.base import Context, Emit
 from controller.transport.base import Transport
 from controller.version import version
@@ -44,19 +49,30 @@ WAITED_FOR = ("lease-busy", "gpu-process", "gpu-memory")
 """Findings that a run which waits for its turn does not mind: the supervisor looks again when the turn has come."""
 
 
+STACKS_TIMEOUT_S = 300.0
+"""For all processes of a run; each has a shorter deadline on the host."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intention:
     """A plan, and what must not be written into it."""
 
     plan: Plan
     host: Host
-    playbook: Playbook | None
+    playbook: Playbook | CommandPlaybook | None
     secret_values: dict[str, str]
     runs_dir: Path
     allow: tuple[str, ...] = ()
     """Codes of findings that this run is started in spite of, besides those of the playbook."""
     data: LocalData | None = None
     """A data set of this workstation that must be on the host before its preflight."""
+    uploads: LocalFiles | None = None
+    """Files of this workstation that the run gets a copy of."""
+
+    @property
+    def extraction(self) -> Playbook | None:
+        """The playbook, if it is of an extraction."""
+        return self.playbook if isinstance(self.playbook, Playbook) else None
 
 
 # ---------------------------------------------------------------------------------------------- plan
@@ -147,16 +163,51 @@ def plan_command(
     name: str | None,
     cwd: str | None,
     wait: bool = False,
+    tracebacks: bool = False,
 ) -> Intention:
     """Plan a run of any command without connecting. Raises UsageError, ConfigError."""
     target = workspace.config.host(host)
-    plan = planner.make_command_plan(target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, **_stamp())
+    plan = planner.make_command_plan(
+        target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, tracebacks=tracebacks, **_stamp()
+    )
     return Intention(
         plan=planner.with_queue(plan) if wait else plan,
         host=target,
         playbook=None,
         secret_values=workspace.secret_values(target, None),
         runs_dir=workspace.runs_dir,
+    )
+
+
+def plan_command_playbook(
+    workspace: Workspace,
+    host: str | None,
+    playbook: str,
+    extra: Sequence[str] = (),
+    *,
+    stale: str | None = None,
+    adopt: bool = False,
+    allow: Sequence[str] = (),
+    wait: bool = False,
+) -> Intention:
+    """Plan a command playbook with `extra` arguments, without connecting; every upload is read, for its hash.
+
+    Raises UsageError, ConfigError.
+    """
+    target = workspace.config.host(host)
+    chosen = workspace.command_playbook(playbook)
+    uploads = local_files(chosen.uploads, workspace.cwd, chosen.origin) if chosen.uploads else None
+    plan = make_playbook_command_plan(
+        target, chosen, extra, upload=uploads.digest if uploads else None, stale=stale, adopt=adopt, **_stamp()
+    )
+    return Intention(
+        plan=planner.with_queue(plan) if wait else plan,
+        host=target,
+        playbook=chosen,
+        secret_values=workspace.secret_values(target, chosen),
+        allow=tuple(allow),
+        runs_dir=workspace.runs_dir,
+        uploads=uploads,
     )
 
 
@@ -205,6 +256,8 @@ def launch(
         push_s = _connect_and_push(ctx)
         if intention.data is not None:
             data_stage.run(ctx, intention.data)
+        if intention.uploads is not None:
+            uploads_stage.run(ctx, intention.uploads)
         outcome = preflight(ctx, intention)
         try:
             preflight_stage.refuse(outcome)
@@ -248,11 +301,14 @@ def _remember(ctx: Context, plan: Plan, folder: RunFolder) -> None:
 def preflight(ctx: Context, intention: Intention) -> preflight_stage.PreflightOutcome:
     """Probe and judge the host for an intention; failures that it or its playbook allows are warnings."""
     limits = intention.playbook.preflight if intention.playbook else None
+    needs = limits if isinstance(limits, CommandPreflight) else CommandPreflight()
     queue = WAITED_FOR if intention.plan["job"]["limits"].get("wait_for_lease") else ()
     expected = preflight_stage.Expectations(
         gpu_name=intention.host.gpu_name,
-        bytes_expected=shape.bytes_expected(intention.plan, intention.playbook),
+        bytes_expected=shape.bytes_expected(intention.plan, intention.extraction),
         min_free_bytes=limits.min_free_bytes if limits else None,
+        min_memory_bytes=needs.min_memory_bytes,
+        programs=programs(intention.plan, needs.programs),
         allow=(*(limits.allow if limits else ()), *intention.allow, *queue),
     )
     return preflight_stage.run(ctx, intention.plan, expected)
@@ -354,6 +410,12 @@ def host_context(host: Host, *, ask: Ask | None, emit: Emit | None = None) -> It
         ctx = Context(transport=transport, host=host.record(), payload=load_payload().digest, emit=emit or _discard)
         _connect_and_push(ctx)
         yield ctx
+
+
+def stacks(run: Run) -> dict[str, Any]:
+    """Return {"processes": [{"pid", "rank", "process", "stacks" or "error"}]} of a living run's Python processes."""
+    ctx = run.context
+    return ctx.call_json("stacks", {"workdir": ctx.host["workdir"], "run_id": run.id}, timeout=STACKS_TIMEOUT_S)
 
 
 def list_runs(ctx: Context) -> dict[str, Any]:

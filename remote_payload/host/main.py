@@ -25,6 +25,9 @@ VERBS = {
     "ps": ("ps", "main"),
     "stop": ("stop", "main"),
     "data": ("data", "receive"),
+    "uploads": ("uploads", "receive"),
+    "stacks": ("stacks", "main"),
+    "follow": ("follow", "main"),
     "supervise": ("supervisor", "main"),
     "pump": ("pump", "main"),
 }

@@ -39,7 +39,10 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
     exceptions. A verify.json that cannot be read becomes a problem itself.
     """
     events = _read_events(paths)
-    problems = fold_exceptions(events)
+    reason = EndReason(result["end_reason"])
+    # A command may survive a process that failed, and say so by its exit code; an extraction never does.
+    outlived = reason is EndReason.SUCCEEDED and plan["job"]["kind"] == "command"
+    problems = [] if outlived else fold_exceptions(events)
     for event in events:
         if event.get("type") == "problem":  # what a job found out itself; no traceback would say more
             problems.append({key: event.get(key, "") for key in ("code", "what", "why", "fix")})
@@ -50,7 +53,6 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
         what = "verify.json cannot be read"
         problems.append({"code": "verify-unreadable", "what": what, "why": str(error), "fix": ""})
     problems += verify.pop("problems", [])
-    reason = EndReason(result["end_reason"])
     if reason not in (EndReason.SUCCEEDED, EndReason.STOPPED, EndReason.CANCELLED):
         problems.append({"code": reason.value, "what": result["message"], "why": "", "fix": FIXES[reason]})
     if result["gpus_clean"] is False:
