@@ -172,7 +172,9 @@ def run(
         for flag, value in (("--name", name), ("--cwd", cwd), ("--tracebacks", tracebacks)):
             if value:
                 raise UsageError(f"`{flag}` is for a command without a playbook", fix="set it in the playbook")
-        intention = commands.plan_command_playbook(
+        from controller import commandverbs
+
+        intention = commandverbs.plan_command_playbook(
             host, playbook, words, stale=stale, adopt=adopt, allow=allow or (), wait=wait
         )
     if dry_run:

@@ -27,6 +27,9 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config", rich_help_panel="Look")
+# A bare `ctl hosts` lists; every further verb of the group registers from a module of its own.
+hosts_app = typer.Typer(help="List the hosts of the configuration, or act on one.", invoke_without_command=True)
+app.add_typer(hosts_app, name="hosts", rich_help_panel="Set up")
 ledger_app = typer.Typer(help="Work with the ledgers of runs.", no_args_is_help=True)
 app.add_typer(ledger_app, name="ledger", rich_help_panel="Look")
 

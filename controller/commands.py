@@ -59,21 +59,6 @@ def plan_command(
     return pipeline.plan_command(load_workspace(), host, argv, name=name, cwd=cwd, wait=wait, tracebacks=tracebacks)
 
 
-def plan_command_playbook(
-    host: str | None,
-    playbook: str,
-    extra: Sequence[str],
-    *,
-    stale: str | None,
-    adopt: bool,
-    allow: Sequence[str],
-    wait: bool,
-) -> Intention:
-    return pipeline.plan_command_playbook(
-        load_workspace(), host, playbook, extra, stale=stale, adopt=adopt, allow=allow, wait=wait
-    )
-
-
 def show_plan(intention: Intention, *, as_json: bool) -> None:
     from controller.payload import load_payload
     from controller.ui.tables import print_intention
@@ -217,18 +202,6 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool)
         from controller.ui.tables import print_stop
 
         print_stop(out_console(), record)
-    return ExitCode.OK
-
-
-def stacks(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
-    with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
-        found = pipeline.stacks(run)["processes"]
-    if as_json:
-        _print_json({"schema_version": 1, "run_id": run.id, "processes": found})
-    else:
-        from controller.ui.stacks import print_stacks
-
-        print_stacks(out_console(), found)
     return ExitCode.OK
 
 

@@ -13,7 +13,7 @@ import pathspec
 
 from controller.core.command import ALWAYS_IGNORED, UploadSection
 from controller.core.errors import ConfigError
-from remote_payload.host.protocol import file_digest, tree_digest
+from remote_payload.host.framing import file_digest, tree_digest
 
 IGNORE_FILE = ".ctlignore"
 """In an uploaded folder: lines as in .gitignore."""

@@ -143,9 +143,9 @@ def stacks(
     verbose: VerboseOption = False,
 ) -> ExitCode:
     """Show what every Python process of a living run is doing (needs py-spy on the host); nothing is stopped."""
-    from controller import commands
+    from controller import commandverbs
 
-    return commands.stacks(None if last else run_id, host, as_json=as_json)
+    return commandverbs.show_stacks(None if last else run_id, host, as_json=as_json)
 
 
 @command("triage", panel="Look", epilog="Example: ctl triage vllm.log")
@@ -174,14 +174,6 @@ def summary(
     from controller import commands
 
     return commands.summary(None if last else run_id, host, as_json=as_json)
-
-
-@command("hosts", panel="Look", epilog="Example: ctl hosts")
-def hosts(as_json: JsonOption = False, verbose: VerboseOption = False) -> None:
-    """List the hosts of the configuration."""
-    from controller import commands
-
-    commands.hosts(as_json=as_json)
 
 
 def ledger_merge(

@@ -16,11 +16,10 @@ from controller import history
 from controller.core import planner, shape
 from controller.core.checks_command import programs
 from controller.core.command import CommandPlaybook, CommandPreflight
-from controller.core.commandplan import make_playbook_command_plan
 from controller.core.errors import CtlError, LaunchUnknown, RefusedError, UsageError
 from controller.core.model import Host, Overrides, Playbook
 from controller.localdata import LocalData, local_data
-from controller.localfiles import LocalFiles, local_files
+from controller.localfiles import LocalFiles
 from controller.payload import load_payload
 from controller.run import Run, Sink, load_plan
 from controller.runfolder import RunFolder, find_run
@@ -47,10 +46,6 @@ Confirm = Callable[[Sequence[OwnedOutput], Mapping[str, Mapping[str, Any]]], boo
 
 WAITED_FOR = ("lease-busy", "gpu-process", "gpu-memory")
 """Findings that a run which waits for its turn does not mind: the supervisor looks again when the turn has come."""
-
-
-STACKS_TIMEOUT_S = 300.0
-"""For all processes of a run; each has a shorter deadline on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +110,7 @@ def _planned(
     chosen = workspace.playbook(playbook, target)
     data = local_data(overrides.data or chosen.data.path, workspace.cwd)
     pushed = data.path_on(target) if data else None
-    plan = make(target, chosen, **_stamp(), overrides=overrides, pushed=pushed)
+    plan = make(target, chosen, **stamp(), overrides=overrides, pushed=pushed)
     return Intention(
         plan=planner.with_queue(plan) if wait else plan,
         host=target,
@@ -145,7 +140,7 @@ def plan_convert(
             f"{folder.path} holds no plan", fix=f"attach first: `ctl attach {folder.run_id} --host HOST`"
         )
     target = workspace.config.host(host or source["host"]["name"])
-    plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **_stamp())
+    plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **stamp())
     return Intention(
         plan=plan,
         host=target,
@@ -168,7 +163,7 @@ def plan_command(
     """Plan a run of any command without connecting. Raises UsageError, ConfigError."""
     target = workspace.config.host(host)
     plan = planner.make_command_plan(
-        target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, tracebacks=tracebacks, **_stamp()
+        target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, tracebacks=tracebacks, **stamp()
     )
     return Intention(
         plan=planner.with_queue(plan) if wait else plan,
@@ -179,46 +174,14 @@ def plan_command(
     )
 
 
-def plan_command_playbook(
-    workspace: Workspace,
-    host: str | None,
-    playbook: str,
-    extra: Sequence[str] = (),
-    *,
-    stale: str | None = None,
-    adopt: bool = False,
-    allow: Sequence[str] = (),
-    wait: bool = False,
-) -> Intention:
-    """Plan a command playbook with `extra` arguments, without connecting; every upload is read, for its hash.
-
-    Raises UsageError, ConfigError.
-    """
-    target = workspace.config.host(host)
-    chosen = workspace.command_playbook(playbook)
-    uploads = local_files(chosen.uploads, workspace.cwd, chosen.origin) if chosen.uploads else None
-    plan = make_playbook_command_plan(
-        target, chosen, extra, upload=uploads.digest if uploads else None, stale=stale, adopt=adopt, **_stamp()
-    )
-    return Intention(
-        plan=planner.with_queue(plan) if wait else plan,
-        host=target,
-        playbook=chosen,
-        secret_values=workspace.secret_values(target, chosen),
-        allow=tuple(allow),
-        runs_dir=workspace.runs_dir,
-        uploads=uploads,
-    )
-
-
-class _Stamp(TypedDict):
+class Stamp(TypedDict):
     run_id: str
     created: str
     payload: str
     ctl_version: str
 
 
-def _stamp() -> _Stamp:
+def stamp() -> Stamp:
     """What makes one plan differ from another of the same intention."""
     now = datetime.now(UTC)
     return {
@@ -410,12 +373,6 @@ def host_context(host: Host, *, ask: Ask | None, emit: Emit | None = None) -> It
         ctx = Context(transport=transport, host=host.record(), payload=load_payload().digest, emit=emit or _discard)
         _connect_and_push(ctx)
         yield ctx
-
-
-def stacks(run: Run) -> dict[str, Any]:
-    """Return {"processes": [{"pid", "rank", "process", "stacks" or "error"}]} of a living run's Python processes."""
-    ctx = run.context
-    return ctx.call_json("stacks", {"workdir": ctx.host["workdir"], "run_id": run.id}, timeout=STACKS_TIMEOUT_S)
 
 
 def list_runs(ctx: Context) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from controller.core.suggest import nearest
 from controller.history import entries
 from controller.private import private, write_private
 from controller.stages.mirror import LOCAL_EVENTS, Mirror
-from remote_payload.host.protocol import RUN_ID, check_run_id
+from remote_payload.host.layout import RUN_ID, check_run_id
 
 LOCAL_SCHEMA = 1
 

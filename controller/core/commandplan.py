@@ -20,7 +20,8 @@ from controller.core.model import Host
 from controller.core.outputs import owned_output
 from controller.core.planner import envelope
 from controller.core.redaction import is_secret, secret_in_argv
-from remote_payload.host.protocol import Accelerator, Job, Layout, Limits, OwnedOutput, Plan, Step, Survey, Watched
+from remote_payload.host.layout import Layout
+from remote_payload.host.protocol import Accelerator, Job, Limits, OwnedOutput, Plan, Step, Survey, Watched
 
 _WORD = re.compile(r"\{(python|work|workdir|output)(?::([0-9]+))?\}")
 

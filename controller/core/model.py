@@ -31,7 +31,8 @@ from controller.core.values import (
     Text,
     parse_seconds,
 )
-from remote_payload.host.protocol import LAYER_CONVENTIONS, Accelerator, HostRecord, Stale
+from remote_payload.host.layers import LAYER_CONVENTIONS
+from remote_payload.host.protocol import Accelerator, HostRecord, Stale
 
 ANY_PORT = 0
 """In a HostRecord: no port was given, the ssh configuration decides."""

@@ -10,7 +10,7 @@ from controller.core.errors import CtlError, RemoteFailed
 from controller.localdata import LocalData
 from controller.stages.base import HOST_ERROR, Context, host_error
 from controller.transport.base import Process
-from remote_payload.host.protocol import pack_frame
+from remote_payload.host.framing import pack_frame
 
 ANSWER_TIMEOUT_S = 600.0
 """For the receiver's last answer: it syncs all that was sent, perhaps to a network file system."""

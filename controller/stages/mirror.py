@@ -17,7 +17,7 @@ from typing import Any
 from controller.core.errors import CtlError
 from controller.core.events import parse_event
 from controller.private import private, write_private
-from remote_payload.host.protocol import LOG_GAPS, MIRRORED_DOCUMENTS, MIRRORED_STREAMS
+from remote_payload.host.layout import LOG_GAPS, MIRRORED_DOCUMENTS, MIRRORED_STREAMS
 
 _STREAM_FILE = re.compile(rf"(?:{'|'.join(MIRRORED_STREAMS)})/[A-Za-z0-9][A-Za-z0-9._-]{{0,99}}")
 

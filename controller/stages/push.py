@@ -11,7 +11,8 @@ from controller.core.errors import CtlError, RemoteFailed
 from controller.payload import Payload, load_payload
 from controller.stages.base import Emit
 from controller.transport.base import Process, Transport
-from remote_payload.host.protocol import HostRecord, pack_frame
+from remote_payload.host.framing import pack_frame
+from remote_payload.host.protocol import HostRecord
 
 ANSWER_TIMEOUT_S = 60.0
 """For one answer of the receiver: a Python start and the syncing of some 50 small files, on a busy NFS too."""

@@ -9,7 +9,7 @@ from controller.core.errors import CtlError
 from controller.localfiles import LocalFiles
 from controller.stages.base import Context
 from controller.stages.data import WRITE_TIMEOUT_S, read_answer
-from remote_payload.host.protocol import pack_frame
+from remote_payload.host.framing import pack_frame
 
 
 def run(ctx: Context, files: LocalFiles) -> int:

@@ -17,7 +17,9 @@ from controller.core.events import Event, parse_event
 from controller.stages.base import CALL_TIMEOUT_S, Context, host_error
 from controller.stages.mirror import Mirror, MirrorError
 from controller.transport.base import Process
-from remote_payload.host.protocol import LOG_GAPS, FrameReader, ProtocolError, pack_frame
+from remote_payload.host.errors import ProtocolError
+from remote_payload.host.framing import FrameReader, pack_frame
+from remote_payload.host.layout import LOG_GAPS
 
 SILENCE_S = 20.0
 """Twenty missed heartbeats: more than any hiccup of a loaded host, less than a person's patience."""

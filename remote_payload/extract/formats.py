@@ -76,7 +76,7 @@ class Format:
     `final_norm`: whether consumers expect the model's last state after its final norm; `says_norm`: they read in the
     file which it is, so either will do.
     `needs_final`: the last of the boundaries must be the model's last. `convention`: how its users number layers, a
-    key of protocol.LAYER_CONVENTIONS. `dtypes`: those that its consumers read. `head` is there where a file is head +
+    key of layers.LAYER_CONVENTIONS. `dtypes`: those that its consumers read. `head` is there where a file is head +
     hidden states + token ids: it returns a head of exactly that many bytes, or None if it does not fit, so that a
     long sample's rows can be written before their head is known.
     """

@@ -24,7 +24,8 @@ from remote_payload.extract.output import differences, read_ledger, read_manifes
 from remote_payload.extract.settings import ConfigError
 from remote_payload.host.files import fsync_folder
 from remote_payload.host.journal import Journal
-from remote_payload.host.protocol import OUTPUT_MANIFEST, ExtractSpec
+from remote_payload.host.layout import OUTPUT_MANIFEST
+from remote_payload.host.protocol import ExtractSpec
 
 REPLACED = (OUTPUT_MANIFEST, arrow.INFO, arrow.STATE)
 """What `write_json` puts in the output: by way of a temporary file of the same name with a dot before it."""

@@ -26,8 +26,8 @@ from remote_payload.extract.spill import Spill
 from remote_payload.extract.statistics import STATISTICS, measure, summarize_states
 from remote_payload.host.journal import Journal
 
-WRITERS = 4
-"""Threads a rank. With 8 ranks, 32 streams: enough for one NVMe array or a parallel file system."""
+WRITERS = 8
+"""Threads a rank. The engine's last step leaves that many files at once to write and hash, while the GPU is idle."""
 
 PIECES = 8
 """A streamed piece is at most this part of the pool: two samples fill pieces while as many are being written."""
@@ -124,7 +124,8 @@ class SampleStore:
 
         With fp8 in the model's own dtype: `copy` quantises, once it has measured.
         """
-        picked = [torch.cat([state[row : row + count] for row, count in spans]) for state in states]
+        parts = _joined(spans)
+        picked = [_rows(state, parts) for state in states]
         return torch.stack([rows if self._fp8 else rows.to(self._dtype) for rows in picked], dim=1)
 
     def copy(self, block: torch.Tensor, parts: Sequence[tuple[Buffer, int, int]]) -> list[Buffer]:
@@ -302,6 +303,22 @@ class SampleStore:
             self._form.write(data, sink)
 
         return self.pool.patiently(lambda: publish(path, write))
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the spans with neighbours made one: with one rank they are all neighbours, and no row need be moved."""
+    joined: list[tuple[int, int]] = []
+    for row, count in spans:
+        if joined and sum(joined[-1]) == row:
+            joined[-1] = (joined[-1][0], joined[-1][1] + count)
+        else:
+            joined.append((row, count))
+    return joined
+
+
+def _rows(state: torch.Tensor, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
+    parts = [state[row : row + count] for row, count in spans]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def is_streamed(size: int, buffer_bytes: int) -> bool:

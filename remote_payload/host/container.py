@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from remote_payload.host.children import Command, CommandFailed
 from remote_payload.host.files import read_json
-from remote_payload.host.protocol import Layout, RunPaths
+from remote_payload.host.layout import Layout, RunPaths
 
 RUNTIMES = ("docker", "podman", "apptainer")
 

@@ -21,7 +21,9 @@ from typing import Any, BinaryIO, Dict, Iterator, List
 
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import fsync_folder
-from remote_payload.host.protocol import HASH, Layout, check_record, manifest_digest, read_frame
+from remote_payload.host.framing import manifest_digest, read_frame
+from remote_payload.host.layout import HASH, Layout
+from remote_payload.host.protocol import check_record
 
 SPARE_BYTES = 1 << 28
 """Room to leave on the disk that holds the work folder: run folders and logs live there too."""

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Dict, Iterator, Optional
 from remote_payload.host.children import start_verb
 from remote_payload.host.files import read_json
 from remote_payload.host.journal import EventWriter, complain
-from remote_payload.host.protocol import Layout, RunPaths
+from remote_payload.host.layout import Layout, RunPaths
 from remote_payload.host.segments import LogFiles
 
 TICK_S = 0.5

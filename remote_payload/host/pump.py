@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Callable, Dict, Optional
 from remote_payload.host.children import start_verb
 from remote_payload.host.files import read_json, write_all
 from remote_payload.host.journal import EventWriter, complain
-from remote_payload.host.protocol import Layout, RunPaths
+from remote_payload.host.layout import Layout, RunPaths
 from remote_payload.host.segments import LogFiles, Segments, cap_of
 
 PIPE_BYTES = 1 << 20

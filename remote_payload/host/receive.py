@@ -25,7 +25,7 @@ import tempfile
 import time
 from typing import Any, BinaryIO, Dict, Iterator, Tuple
 
-# The framing of protocol.py, which is not here yet; a test holds the two together.
+# The frame of framing.py, which is not here yet; a test holds the two together.
 _FRAME = struct.Struct(">II")
 _MAX_HEADER = 1 << 20
 _MAX_BODY = 1 << 26
@@ -74,7 +74,7 @@ def _read_exactly(stream: BinaryIO, count: int) -> bytes:
 
 
 def manifest_digest(files: Dict[str, str]) -> str:
-    """Return the payload hash; the same as protocol.manifest_digest."""
+    """Return the payload hash; the same as framing.manifest_digest."""
     text = "".join("%s  %s\n" % (files[name], name) for name in sorted(files))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional
 
 from remote_payload.host.files import read_json, read_lines, sha256_of
 from remote_payload.host.journal import Journal
-from remote_payload.host.protocol import LOG_GAPS, RunPaths
+from remote_payload.host.layout import LOG_GAPS, RunPaths
 
 SEGMENT_BYTES = 64 << 20
 """64 MiB: small enough to hash and re-send, large enough that a day's log is a handful of files."""

@@ -17,9 +17,10 @@ from typing import Any, BinaryIO, Dict, Iterator, List, Optional
 from remote_payload.host.children import Command, CommandFailed
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import read_json
+from remote_payload.host.layout import Layout, RunPaths, check_run_id
 from remote_payload.host.liveness import Stat, read_readings
 from remote_payload.host.members import find_members, read_environ, recorded
-from remote_payload.host.protocol import Layout, RunPaths, check_record, check_run_id
+from remote_payload.host.protocol import check_record
 
 DUMP_S = 20.0
 """For one process: py-spy reads symbols of libtorch once, which takes seconds from a cold disk."""

@@ -16,10 +16,11 @@ from remote_payload.host.errors import HostError
 from remote_payload.host.files import write_all
 from remote_payload.host.finish import Ending
 from remote_payload.host.follow import FollowKeeper
+from remote_payload.host.layout import Layout, RunPaths
 from remote_payload.host.leftovers import busy_gpus
 from remote_payload.host.liveness import Stat, identity, read_stat
 from remote_payload.host.members import HELPER_ENV, RUN_ENV, Tree, find_descendants, snapshot, stop_members
-from remote_payload.host.protocol import EndReason, Layout, ProcessIdentity, RunPaths
+from remote_payload.host.protocol import EndReason, ProcessIdentity
 from remote_payload.host.pump import PumpKeeper
 from remote_payload.host.uploads import place
 from remote_payload.host.usage import OutputLimit

@@ -8,7 +8,8 @@ import platform
 from typing import Any, Dict, List
 
 from remote_payload.host.files import read_json, read_lines
-from remote_payload.host.protocol import WIRE, EndReason, Result, RunPaths, RunState
+from remote_payload.host.layout import RunPaths
+from remote_payload.host.protocol import WIRE, EndReason, Result, RunState
 
 SCHEMA_VERSION = 1
 

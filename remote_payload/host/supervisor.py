@@ -31,19 +31,12 @@ from remote_payload.host.finish import (
 from remote_payload.host.follow import FollowKeeper
 from remote_payload.host.gpus import Sampler, list_gpus, select_gpus
 from remote_payload.host.journal import EventWriter, complain
+from remote_payload.host.layout import Layout
 from remote_payload.host.lease import Claim, Lease, LeaseRefused, lease_folder, take
 from remote_payload.host.leftovers import Baseline, busy_gpus, measure
 from remote_payload.host.liveness import boot_seconds, identity, user_name
 from remote_payload.host.members import StopReport, Tree, become_subreaper, find_members
-from remote_payload.host.protocol import (
-    WIRE,
-    Accelerator,
-    EndReason,
-    Layout,
-    RunRecord,
-    RunState,
-    check_plan,
-)
+from remote_payload.host.protocol import WIRE, Accelerator, EndReason, RunRecord, RunState, check_plan
 from remote_payload.host.pump import PumpKeeper, open_pipe
 from remote_payload.host.queue import Turn
 from remote_payload.host.steps import FOREIGN_MEMORY_LIMIT, Run, StepEnded, job_environment, perform

@@ -14,15 +14,9 @@ from typing import Any, BinaryIO, Dict, Iterator, Optional, Tuple
 
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import CHUNK
-from remote_payload.host.protocol import (
-    LOG_GAPS,
-    MIRRORED_DOCUMENTS,
-    MIRRORED_STREAMS,
-    Layout,
-    check_record,
-    check_run_id,
-    pack_frame,
-)
+from remote_payload.host.framing import pack_frame
+from remote_payload.host.layout import LOG_GAPS, MIRRORED_DOCUMENTS, MIRRORED_STREAMS, Layout, check_run_id
+from remote_payload.host.protocol import check_record
 from remote_payload.host.ps import Standing, judge_run
 from remote_payload.host.pump import PumpKeeper
 

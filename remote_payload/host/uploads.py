@@ -18,9 +18,11 @@ import shutil
 from typing import Any, BinaryIO, Dict, List, Set
 
 from remote_payload.host.data import SPARE_BYTES, pieces_of_stdin, store_file
-from remote_payload.host.errors import HostError
+from remote_payload.host.errors import HostError, ProtocolError
 from remote_payload.host.files import fsync_folder, read_json, write_json
-from remote_payload.host.protocol import HASH, Layout, ProtocolError, check_record, tree_digest
+from remote_payload.host.framing import tree_digest
+from remote_payload.host.layout import HASH, Layout
+from remote_payload.host.protocol import check_record
 
 _COPY_BYTES = 1 << 20
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from remote_payload.host.files import read_json, write_json
-from remote_payload.host.protocol import OUTPUT_LEDGER, RunPaths
+from remote_payload.host.layout import OUTPUT_LEDGER, RunPaths
 from remote_payload.survey.child import Reader
 from remote_payload.survey.expect import compare
 from remote_payload.survey.facts import KINDS

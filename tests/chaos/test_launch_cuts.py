@@ -21,15 +21,9 @@ from support.stubhost import StubHost
 
 from controller.core.errors import ConnectionFailed
 from controller.stages import launch, stop
-from remote_payload.host.protocol import (
-    Confirmation,
-    Plan,
-    ProtocolError,
-    confirm_line,
-    pack_frame,
-    parse_confirmation,
-    read_frame,
-)
+from remote_payload.host.errors import ProtocolError
+from remote_payload.host.framing import pack_frame, read_frame
+from remote_payload.host.protocol import Confirmation, Plan, confirm_line, parse_confirmation
 
 
 class CuttingTransport(LocalTransport):

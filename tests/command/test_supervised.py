@@ -175,7 +175,8 @@ def test_progress_is_read_from_a_file_of_json_lines(host: CommandHost) -> None:
         host,
         "import json\nwith open('progress.jsonl', 'w') as file:\n"
         "    file.write('half a line')\n    file.write('\\n[1]\\n')\n"
-        "    for step in range(5):\n        print(json.dumps({'done': step, 'total': 4, 'loss': 2.5 - step / 2}), file=file)\n",
+        "    for step in range(5):\n"
+        "        print(json.dumps({'done': step, 'total': 4, 'loss': 2.5 - step / 2}), file=file)\n",
     )
     plan = playbook(host, 'progress = { file = "progress.jsonl", unit = "batches" }\n')
     assert host.finish(plan)["end_reason"] == "succeeded"
@@ -226,7 +227,7 @@ def test_an_upload_stays_below_its_folder(host: CommandHost, name: str) -> None:
 
 def _upload(host: CommandHost, files: list[dict[str, object]], contents: list[bytes]) -> dict[str, object]:
     """Hold the whole conversation at once: the host reads only as far as it asks."""
-    from remote_payload.host.protocol import pack_frame
+    from remote_payload.host.framing import pack_frame
 
     process = host.popen_open("uploads", {"workdir": str(host.workdir)}, json.dumps({"files": files}).encode())
     frames = b"".join(pack_frame({"end": False}, content) for content in contents) + pack_frame({"end": True})

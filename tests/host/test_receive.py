@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from remote_payload.host import protocol, receive
-from remote_payload.host.protocol import pack_frame
+from remote_payload.host import framing, receive
+from remote_payload.host.framing import pack_frame
 
 FILES = {"remote_payload/__init__.py": b"", "remote_payload/host/main.py": b"print('hello')\n"}
 MANIFEST = {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()}
-DIGEST = protocol.manifest_digest(MANIFEST)
+DIGEST = framing.manifest_digest(MANIFEST)
 
 
 def archive(files: dict[str, bytes] = FILES, change: Callable[[tarfile.TarFile], None] | None = None) -> bytes:
@@ -157,7 +157,7 @@ def test_a_payload_that_is_not_what_was_announced_is_refused(tmp_path: Path, str
 def test_a_manifest_must_stay_below_the_folder(name: str) -> None:
     manifest = {name: "0" * 64}
     with pytest.raises(receive.ReceiveError, match="did not arrive"):
-        receive.check_manifest(manifest, protocol.manifest_digest(manifest))
+        receive.check_manifest(manifest, framing.manifest_digest(manifest))
 
 
 def test_a_manifest_must_have_its_hash() -> None:
@@ -216,13 +216,13 @@ def test_old_staging_folders_are_swept_and_young_ones_left(tmp_path: Path) -> No
     assert os.listdir(payloads) == [young.name]
 
 
-def test_it_agrees_with_the_protocol() -> None:
-    """It cannot import protocol.py, which arrives with it, so it has its own copy of two functions."""
-    assert receive.manifest_digest(MANIFEST) == protocol.manifest_digest(MANIFEST)
+def test_it_agrees_with_the_framing() -> None:
+    """It cannot import framing.py, which arrives with it, so it has its own copy of two functions."""
+    assert receive.manifest_digest(MANIFEST) == framing.manifest_digest(MANIFEST)
     stream = io.BytesIO(pack_frame({"a": "ü"}, b"body") + b"rest")
     assert receive.read_frame(stream) == ({"a": "ü"}, b"body")
     assert stream.read() == b"rest"
-    assert (receive._MAX_HEADER, receive._MAX_BODY) == (protocol.MAX_HEADER, protocol.MAX_BODY)
+    assert (receive._MAX_HEADER, receive._MAX_BODY) == (framing.MAX_HEADER, framing.MAX_BODY)
 
 
 def as_program(stdin: bytes) -> subprocess.CompletedProcess[bytes]:

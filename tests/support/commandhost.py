@@ -15,7 +15,8 @@ from controller.core.commandplan import make_playbook_command_plan
 from controller.core.model import Host
 from controller.core.playbook import parse_playbook
 from remote_payload.host.children import MAIN
-from remote_payload.host.protocol import Layout, pack_frame
+from remote_payload.host.framing import pack_frame
+from remote_payload.host.layout import Layout
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAYLOAD = "0" * 64
@@ -47,8 +48,8 @@ class CommandHost(HostRun):
         run_id = self.plan()["run_id"]
         host = self.configured(**plan.pop("host", {}))
         made = make_playbook_command_plan(
-            host, playbook, extra, run_id=run_id, created="2026-01-01T00:00:00Z", payload=PAYLOAD, ctl_version="0.1.0",
-            **plan,
+            host, playbook, extra, run_id=run_id, created="2026-01-01T00:00:00Z", payload=PAYLOAD,
+            ctl_version="0.1.0", **plan,
         )  # fmt: skip
         return dict(made)
 
