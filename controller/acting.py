@@ -160,20 +160,18 @@ def run(
     verbose: VerboseOption = False,
 ) -> ExitCode:
     """Run a command playbook, or any command, under the same care: lease, supervision, exact logs, a clean end."""
-    from controller import commands
+    from controller import commands, commandverbs
 
     words = list(context.meta[AFTER_DASHES])
     if playbook is None:
         for flag, given in (("--stale", stale), ("--adopt", adopt)):
             if given:
                 raise UsageError(f"`{flag}` is for a playbook's outputs", fix="a one-off command owns none")
-        intention = commands.plan_command(host, words, name=name, cwd=cwd, wait=wait, tracebacks=tracebacks)
+        intention = commandverbs.plan_command(host, words, name=name, cwd=cwd, wait=wait, tracebacks=tracebacks)
     else:
         for flag, value in (("--name", name), ("--cwd", cwd), ("--tracebacks", tracebacks)):
             if value:
                 raise UsageError(f"`{flag}` is for a command without a playbook", fix="set it in the playbook")
-        from controller import commandverbs
-
         intention = commandverbs.plan_command_playbook(
             host, playbook, words, stale=stale, adopt=adopt, allow=allow or (), wait=wait
         )

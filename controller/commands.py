@@ -48,17 +48,6 @@ def plan_convert(
     return pipeline.plan_convert(load_workspace(), run_id, host, to=to, output=output, stale=stale, adopt=adopt)
 
 
-def plan_command(
-    host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None, wait: bool, tracebacks: bool
-) -> Intention:
-    if not argv:
-        raise UsageError(
-            "no command given",
-            fix="write it after `--`: ctl run --host NAME -- python train.py; or name a command playbook",
-        )
-    return pipeline.plan_command(load_workspace(), host, argv, name=name, cwd=cwd, wait=wait, tracebacks=tracebacks)
-
-
 def show_plan(intention: Intention, *, as_json: bool) -> None:
     from controller.payload import load_payload
     from controller.ui.tables import print_intention

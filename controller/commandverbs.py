@@ -1,14 +1,15 @@
-"""What `ctl run PLAYBOOK` and `ctl stacks` do, beside the pipeline that all runs share."""
+"""What `ctl run` and `ctl stacks` do, beside the pipeline that all runs share."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from controller.core import planner
 from controller.core.commandplan import make_playbook_command_plan
-from controller.core.errors import ExitCode
+from controller.core.errors import ExitCode, UsageError
 from controller.localfiles import local_files
 from controller.pipeline import Intention, open_run, stamp
 from controller.run import Run
@@ -18,6 +19,35 @@ from controller.workspace import load_workspace
 
 STACKS_TIMEOUT_S = 300.0
 """For all processes of a run; each has a shorter deadline on the host."""
+
+
+def plan_command(
+    host: str | None,
+    argv: Sequence[str],
+    *,
+    name: str | None,
+    cwd: str | None,
+    wait: bool,
+    tracebacks: bool,
+) -> Intention:
+    """Plan a run of any command without connecting. Raises UsageError, ConfigError."""
+    if not argv:
+        raise UsageError(
+            "no command given",
+            fix="write it after `--`: ctl run --host NAME -- python train.py; or name a command playbook",
+        )
+    workspace = load_workspace()
+    target = workspace.config.host(host)
+    plan = planner.make_command_plan(
+        target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, tracebacks=tracebacks, **stamp()
+    )
+    return Intention(
+        plan=planner.with_queue(plan) if wait else plan,
+        host=target,
+        playbook=None,
+        secret_values=workspace.secret_values(target, None),
+        runs_dir=workspace.runs_dir,
+    )
 
 
 def plan_command_playbook(

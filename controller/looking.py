@@ -196,7 +196,7 @@ def help_topic(
     topic: Annotated[str | None, typer.Argument(help="What to explain.", autocompletion=completion.topics)] = None,
     verbose: VerboseOption = False,
 ) -> None:
-    """Explain what belongs to no single verb: exit-codes, environment, json, boundaries."""
+    """Explain what belongs to no single verb: exit-codes, environment, json, run, boundaries."""
     from controller.core.suggest import did_you_mean
     from controller.topics import TOPICS
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -143,30 +142,6 @@ def plan_convert(
     plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **stamp())
     return Intention(
         plan=plan,
-        host=target,
-        playbook=None,
-        secret_values=workspace.secret_values(target, None),
-        runs_dir=workspace.runs_dir,
-    )
-
-
-def plan_command(
-    workspace: Workspace,
-    host: str | None,
-    argv: Sequence[str],
-    *,
-    name: str | None,
-    cwd: str | None,
-    wait: bool = False,
-    tracebacks: bool = False,
-) -> Intention:
-    """Plan a run of any command without connecting. Raises UsageError, ConfigError."""
-    target = workspace.config.host(host)
-    plan = planner.make_command_plan(
-        target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, tracebacks=tracebacks, **stamp()
-    )
-    return Intention(
-        plan=planner.with_queue(plan) if wait else plan,
         host=target,
         playbook=None,
         secret_values=workspace.secret_values(target, None),

@@ -180,7 +180,10 @@ def _progress(view: RunView, width: int, glyphs: Glyphs) -> list[Text]:
     filled, rest = bar(progress.fraction, cells, ascii_only=glyphs is not UNICODE)
     well = view.end is None or view.end.end_reason == "succeeded"
     first = Text.assemble(
-        (f" {clean(progress.unit)}"[: LABEL - 1].ljust(LABEL), "dim"), (filled, "cyan" if well else "red"), (rest, "bright_black"), tail
+        (f" {clean(progress.unit)}"[: LABEL - 1].ljust(LABEL), "dim"),
+        (filled, "cyan" if well else "red"),
+        (rest, "bright_black"),
+        tail,
     )
     return [first, _figures(view, progress, width, glyphs)]
 

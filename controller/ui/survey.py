@@ -18,7 +18,9 @@ TENSORS_SHOWN = 8
 
 def survey_rows(survey: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     """Yield the rows of a summary that tell of a survey: amounts, what could not be read, NaN in which sample."""
-    amount = f"{plural(int(survey.get('files') or 0), 'file')}, {bytes_text(survey.get('bytes'))} of tensors and records"
+    amount = (
+        f"{plural(int(survey.get('files') or 0), 'file')}, {bytes_text(survey.get('bytes'))} of tensors and records"
+    )
     if survey.get("records"):
         amount += f", {count_text(survey['records'])} records"
     yield "files", Text(amount)
@@ -26,7 +28,10 @@ def survey_rows(survey: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
         yield "others", Text(f"{count_text(survey['other_files'])} of other kinds, not looked into")
     for unread in survey.get("unread") or ():
         why = clean(unread.get("why"))
-        yield "not read", Text(f"{count_text(unread.get('files'))} {clean(unread.get('kind'))}: {why}", style="yellow")
+        yield (
+            "not read",
+            Text(f"{count_text(unread.get('files'))} {clean(unread.get('kind'))}: {why}", style="yellow"),
+        )
     for damaged in (survey.get("damaged") or ())[:TENSORS_SHOWN]:
         yield "damaged", Text(f"{clean(damaged.get('path'))}: {clean(damaged.get('why'))}", style="bold red")
     nan = survey.get("nan") or {}

@@ -21,7 +21,7 @@ STEP_TIMINGS = {"rehearse": "rehearse_s"}
 FIXES = {
     EndReason.JOB_FAILED: "read the first exception above, or the end of the log",
     EndReason.JOB_SIGNALED: "look for an out-of-memory kill in the host's kernel log",
-    EndReason.VERIFY_FAILED: "compare the missing list with the log; --stale resume keeps the files that are there",
+    EndReason.VERIFY_FAILED: "compare what is missing with the log; --stale resume keeps the files that are there",
     EndReason.LIMIT_EXCEEDED: "raise the limit in the playbook if the job was still working",
     EndReason.LEASE_BUSY: "wait for that run, or stop it",
     EndReason.LEASE_DIRTY: "have the run's owner stop it with ctl stop, then launch again",

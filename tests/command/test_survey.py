@@ -79,7 +79,10 @@ def test_npy_parquet_and_jsonl(tmp_path: Path, arrow: None) -> None:
     assert groups["npy"]["tensors"][0]["dtype"] == "float32"
     assert groups["npy"]["tensors"][0]["shape"] == [1, 3]
     assert groups["parquet"]["records"] == 3
-    assert [(row["name"], row["dtype"]) for row in groups["parquet"]["tensors"]] == [("id", "int64"), ("score", "double")]
+    assert [(row["name"], row["dtype"]) for row in groups["parquet"]["tensors"]] == [
+        ("id", "int64"),
+        ("score", "double"),
+    ]
     assert groups["jsonl"]["records"] == 2
     assert [row["dtype"] for row in groups["jsonl"]["tensors"]] == ["int or str", "float"]
     assert (found["nan"]["nan"], found["nan"]["inf"], found["records"]) == (3, 1, 5)
