@@ -186,6 +186,8 @@ def _write(kind: Any, error: BaseException, trace: Any) -> None:
     import time
     import traceback
 
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next  # our own frame says nothing of the script
     text = "".join(traceback.format_exception(kind, error, trace))
     if len(text) > TRACEBACK_LIMIT:
         half = TRACEBACK_LIMIT // 2

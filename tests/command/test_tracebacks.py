@@ -55,6 +55,7 @@ def test_rank_3_of_4_raises_with_an_empty_message(host: CommandHost, method: str
     assert problem["traceback"].endswith("Refused\n")
     assert "in work\n    forward(rank)" in problem["traceback"]
     assert problem["why"].endswith("in forward")
+    assert "ctl_hook" not in problem["traceback"]
     assert not list(Path(host.paths(plan).faults).iterdir())
 
 
