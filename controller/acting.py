@@ -28,6 +28,7 @@ from controller.options import (
     ProgressOption,
     RehearseOption,
     RunArgument,
+    RunsArgument,
     SamplesOption,
     ShardOption,
     StaleOption,
@@ -183,17 +184,18 @@ def run(
 
 @command("attach", panel="Run", epilog="Example: ctl attach --last")
 def attach(
-    run_id: RunArgument = None,
+    run_ids: RunsArgument = None,
     last: LastOption = False,
     host: HostOption = None,
     progress: ProgressOption = "auto",
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> ExitCode:
-    """Watch a run that is under way, from this or another workstation; what was missed is caught up."""
+    """Watch a run that is under way, or several; what was missed is caught up."""
     from controller import commands
 
-    return commands.attach(None if last else run_id, host, progress=progress, as_json=as_json)
+    wanted = [None] if last or not run_ids else list(dict.fromkeys(run_ids))
+    return commands.attach(wanted, host, progress=progress, as_json=as_json)
 
 
 @command("stop", panel="Run", epilog="Example: ctl stop --last")

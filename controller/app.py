@@ -13,6 +13,7 @@ from typing import Annotated, Any, ParamSpec
 import typer
 
 from controller.core.errors import CtlError, ExitCode
+from controller.localdisk import disk_error
 
 P = ParamSpec("P")
 
@@ -56,7 +57,9 @@ def guarded(body: Callable[P, ExitCode | None]) -> Callable[P, None]:
 def _mapped(body: Callable[P, ExitCode | None], *args: P.args, **kwargs: P.kwargs) -> int:
     as_json, verbose = bool(kwargs.get("as_json")), bool(kwargs.get("verbose"))
     try:
-        return int(body(*args, **kwargs) or ExitCode.OK)
+        code = int(body(*args, **kwargs) or ExitCode.OK)
+        sys.stdout.flush()  # a full disk behind `>` is an error of the command, not of Python's own end
+        return code
     except CtlError as error:
         if verbose:
             traceback.print_exc()
@@ -67,25 +70,49 @@ def _mapped(body: Callable[P, ExitCode | None], *args: P.args, **kwargs: P.kwarg
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # The reader of stdout went away (`ctl logs | head`): not an error, and nothing can be written any more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()
         return int(ExitCode.OK)
+    except OSError as error:
+        known = disk_error(error)
+        if known is None:
+            return _unexpected(error, as_json=as_json)
+        if verbose:
+            traceback.print_exc()
+        _show_error(known, as_json=as_json)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _give_up_stdout()
+        return int(known.exit_code)
     except Exception as error:  # noqa: BLE001 - the last resort, and it reports everything
-        traceback.print_exc()
-        _show_error(
-            CtlError(
-                f"unexpected {type(error).__name__}: {error}",
-                why="this is a defect of ctl; a run that was launched goes on",
-                fix="please report the traceback above with the output of `ctl --version`",
-            ),
-            as_json=as_json,
-        )
-        return int(ExitCode.UNEXPECTED)
+        return _unexpected(error, as_json=as_json)
+
+
+def _unexpected(error: Exception, *, as_json: bool) -> int:
+    traceback.print_exception(error)
+    _show_error(
+        CtlError(
+            f"unexpected {type(error).__name__}: {error}",
+            why="this is a defect of ctl; a run that was launched goes on",
+            fix="please report the traceback above with the output of `ctl --version`",
+        ),
+        as_json=as_json,
+    )
+    return int(ExitCode.UNEXPECTED)
+
+
+def _give_up_stdout() -> None:
+    """Let what is still buffered go nowhere: Python flushes at its end, and would fail and complain once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_error(error: CtlError, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"schema_version": 1, "error": error.to_dict()}, default=str))
-        return
+        try:
+            print(json.dumps({"schema_version": 1, "error": error.to_dict()}, default=str), flush=True)
+            return
+        except OSError:  # a full disk behind it: the words below say so on stderr
+            _give_up_stdout()
     from controller.ui.errors import print_error
 
     print_error(error)

@@ -6,10 +6,10 @@ imports what it needs when it runs. The order of the imports is the order of the
 
 from __future__ import annotations
 
-from controller import acting, hosting, looking
+from controller import acting, hosting, hosts_setup, looking
 from controller.app import app
 
-__all__ = ["acting", "app", "hosting", "looking", "main"]
+__all__ = ["acting", "app", "hosting", "hosts_setup", "looking", "main"]
 
 
 def main() -> None:

@@ -10,19 +10,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from controller import diagnosis, pipeline
+from controller import diagnosis, pipeline, viewing
 from controller.core import shares
-from controller.core.errors import ExitCode, RefusedError, UsageError
+from controller.core.errors import ExitCode, LocalDiskError, RefusedError, UsageError
 from controller.core.intention import describe
 from controller.core.model import Overrides
+from controller.known import RunControls, known_of
 from controller.pipeline import Intention
 from controller.run import Run, exit_code
-from controller.runfolder import ALREADY_WATCHED, find_run
+from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run
 from controller.stages import data as data_stage
 from controller.ui.clean import text as cleaned
 from controller.ui.stream import choose_view
 from controller.ui.terminal import ask_yes_no, err_console, out_console
-from controller.ui.viewsink import ViewSink
 from controller.workspace import load_workspace
 from remote_payload.host.protocol import OwnedOutput
 
@@ -57,7 +57,7 @@ def show_plan(intention: Intention, *, as_json: bool) -> None:
         intention.plan, intention.extraction, payload_files=len(payload.files), payload_bytes=payload.size
     )
     if as_json:
-        _print_json(described)
+        print_json(described)
     else:
         print_intention(out_console(), described)
 
@@ -66,13 +66,15 @@ def show_plan(intention: Intention, *, as_json: bool) -> None:
 
 
 def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress: str, as_json: bool) -> ExitCode:
-    # A command's output is what its user wants to see; an extraction's log is vLLM's, and kept for `ctl logs`.
-    view = choose_view(sys.stderr, os.environ, progress, show_log=intention.plan["job"]["kind"] == "command")
+    # A command's output, and pip's, is what its user wants to see; an extraction's log is kept for `ctl logs`.
+    view = choose_view(
+        sys.stderr, os.environ, progress, show_log=intention.plan["job"]["kind"] in ("command", "setup")
+    )
     with ExitStack() as stack:
         stack.enter_context(view)
-        sink = ViewSink(
-            view, run=intention.plan["run_id"], host=intention.host.name, title=intention.plan["job"]["name"]
-        )
+        run_id = intention.plan["run_id"]
+        known = known_of(RunFolder(intention.runs_dir / run_id), intention.plan)
+        sink = view.sink(run=run_id, host=intention.host.name, known=known)
 
         def confirm(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mapping[str, Any]]) -> bool:
             with view.paused():
@@ -86,10 +88,15 @@ def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress:
         stack.callback(run.close)
         if detach:
             return _detached(run)
+        sink.control(RunControls(run))
         return _watch(run, as_json=as_json, view_stack=stack)
 
 
-def attach(run_id: str | None, host: str | None, *, progress: str, as_json: bool) -> ExitCode:
+def attach(run_ids: Sequence[str | None], host: str | None, *, progress: str, as_json: bool) -> ExitCode:
+    """Watch one run to its end and show its summary, or several side by side."""
+    if len(run_ids) > 1:
+        return viewing.attach_several([run_id or "" for run_id in run_ids], host, progress=progress, as_json=as_json)
+    run_id = run_ids[0]
     view = choose_view(sys.stderr, os.environ, progress)
     with ExitStack() as stack:
         stack.enter_context(view)
@@ -100,7 +107,9 @@ def attach(run_id: str | None, host: str | None, *, progress: str, as_json: bool
 
         run = pipeline.open_run(load_workspace(), run_id, host, ask=ask, pause=view.paused)
         stack.callback(run.close)
-        run.add_sink(ViewSink(view, run=run.id, host=run.host, title=""))
+        sink = view.sink(run=run.id, host=run.host, known=known_of(run.folder))
+        sink.control(RunControls(run))
+        run.add_sink(sink)
         return _watch(run, as_json=as_json, view_stack=stack)
 
 
@@ -121,7 +130,7 @@ def _report(run: Run, *, as_json: bool) -> ExitCode:
     error = run.error()
     summary = run.summary
     if as_json:
-        _print_json(
+        print_json(
             summary if summary is not None else {"schema_version": 1, "error": error.to_dict() if error else None}
         )
         return exit_code(error)
@@ -179,14 +188,19 @@ def _confirm_clear(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mappin
 def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool) -> ExitCode:
     with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
         outcome = run.stop(grace_s=grace_s)
-        _copy_what_is_new(run)
+        try:
+            _copy_what_is_new(run)
+        except LocalDiskError as error:  # the run is stopped all the same, and that is what was asked for
+            from controller.ui.errors import print_error
+
+            print_error(error)
     record = {
         "schema_version": 1, "run_id": run.id, "state": outcome.state, "end_reason": outcome.end_reason,
         "gpus_clean": outcome.gpus_clean, "killed": outcome.killed, "leftovers": outcome.leftovers,
         "message": outcome.message,
     }  # fmt: skip
     if as_json:
-        _print_json(record)
+        print_json(record)
     else:
         from controller.ui.tables import print_stop
 
@@ -270,7 +284,7 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
                 code="no-summary",
             )
     if as_json:
-        _print_json(document)
+        print_json(document)
     else:
         from controller.ui.errors import print_problems, print_triage
         from controller.ui.tables import print_summary
@@ -289,7 +303,7 @@ def triage(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
     cause = found.triage.record() if found.triage else None
     if as_json:
         files = [str(path) for path in found.files]
-        _print_json({"schema_version": 1, "files": files, "problem": cause is not None, "triage": cause})
+        print_json({"schema_version": 1, "files": files, "problem": cause is not None, "triage": cause})
         return ExitCode.OK
     from controller.ui.errors import print_failures, print_triage
 
@@ -313,7 +327,7 @@ def merge_ledgers(run_ids: Sequence[str], *, output: str | None, as_json: bool) 
         with open(output, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
     if as_json:
-        _print_json(merged)
+        print_json(merged)
     else:
         from controller.ui.shares import print_merged
 
@@ -334,7 +348,7 @@ def preflight(intention: Intention, *, as_json: bool) -> ExitCode:
         from dataclasses import asdict
 
         findings = [asdict(finding) for finding in outcome.findings]
-        _print_json({"schema_version": 1, "host": intention.host.name, "ok": not failed, "findings": findings})
+        print_json({"schema_version": 1, "host": intention.host.name, "ok": not failed, "findings": findings})
     else:
         from controller.ui.tables import print_findings
 
@@ -347,7 +361,7 @@ def ps(host: str | None, *, as_json: bool) -> None:
     with pipeline.host_context(target, ask=ask_yes_no) as ctx:
         listed = pipeline.list_runs(ctx)
     if as_json:
-        _print_json({"schema_version": 1, "host": target.name, **listed})
+        print_json({"schema_version": 1, "host": target.name, **listed})
     else:
         from controller.ui.tables import print_ps
 
@@ -358,7 +372,7 @@ def hosts(*, as_json: bool) -> None:
     config = load_workspace().config
     rows = [config.host(name).record() for name in config.host_names()]
     if as_json:
-        _print_json({"schema_version": 1, "hosts": rows})
+        print_json({"schema_version": 1, "hosts": rows})
     else:
         from controller.ui.tables import print_hosts
 
@@ -368,12 +382,12 @@ def hosts(*, as_json: bool) -> None:
 def config_show(*, as_json: bool) -> None:
     document = load_workspace().config.document()
     if as_json:
-        _print_json(document)
+        print_json(document)
     else:
         from controller.ui.tables import print_config
 
         print_config(out_console(), document)
 
 
-def _print_json(document: Any) -> None:
+def print_json(document: Any) -> None:
     print(json.dumps(document, indent=1, default=str))

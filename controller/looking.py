@@ -148,6 +148,24 @@ def stacks(
     return commandverbs.show_stacks(None if last else run_id, host, as_json=as_json)
 
 
+@command("replay", panel="Look", epilog="Example: ctl replay --last --speed 20")
+def replay(
+    run_id: RunArgument = None,
+    last: LastOption = False,
+    speed: Annotated[
+        float,
+        typer.Option("--speed", min=0, help="Recorded seconds a second; 0: all at once."),
+    ] = 10.0,
+    at: Annotated[str, typer.Option("--at", help="Begin there: 90s, 12m, 1h, 40% or end.")] = "0",
+    progress: ProgressOption = "auto",
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Play a recorded run, or the folder of one, through the dashboard, at the times of then."""
+    from controller import viewing
+
+    return viewing.replay(None if last else run_id, speed=speed, at=at, progress=progress)
+
+
 @command("triage", panel="Look", epilog="Example: ctl triage vllm.log")
 def triage(
     files: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from controller.core.command import CommandPlaybook, CommandPreflight
 from controller.core.errors import CtlError, LaunchUnknown, RefusedError, UsageError
 from controller.core.model import Host, Overrides, Playbook
 from controller.localdata import LocalData, local_data
+from controller.localdisk import before_launch, copying
 from controller.localfiles import LocalFiles
 from controller.payload import load_payload
 from controller.run import Run, Sink, load_plan
@@ -183,9 +184,10 @@ def launch(
     Raises ConnectionFailed, RefusedError, RemoteFailed; LaunchUnknown if nobody can say whether it was launched.
     """
     plan = intention.plan
-    folder = RunFolder.create(intention.runs_dir, plan["run_id"])
-    folder.write_plan(plan)
-    folder.write_local(host=plan["host"], status="planned")
+    with before_launch(intention.runs_dir):
+        folder = RunFolder.create(intention.runs_dir, plan["run_id"])
+        folder.write_plan(plan)
+        folder.write_local(host=plan["host"], status="planned")
     with ExitStack() as undo:
         transport = open_transport(intention.host, ask=ask, pause=pause)
         undo.callback(transport.close)
@@ -206,16 +208,21 @@ def launch(
                 outcome.allowed,
             )
             _confirm(ctx, plan, outcome.listings, confirm)
-            folder.write_plan(plan)
-            # From here on the host may hold the run, whatever happens to us.
-            folder.write_local(status="unknown")
+            with before_launch(intention.runs_dir):
+                folder.write_plan(plan)
+                # From here on the host may hold the run, whatever happens to us.
+                folder.write_local(status="unknown")
+                run.flush()
             launch_stage.run(ctx, plan, intention.secret_values)
         except LaunchUnknown:
             raise
         except (CtlError, KeyboardInterrupt):
-            folder.write_local(status="refused")
+            # What kept it from being launched is worth more than a full disk that keeps it from being noted.
+            with suppress(OSError):
+                folder.write_local(status="refused")
             raise
-        folder.write_local(status="launched")
+        with copying(folder.path):
+            folder.write_local(status="launched")
         _remember(ctx, plan, folder)
         undo.pop_all()
     return run
@@ -323,19 +330,31 @@ def open_run(
 
 def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Sink], ask: Ask | None) -> Run:
     """Find a run that was launched elsewhere: the host's own list says which payload operates it."""
-    with host_context(host, ask=ask) as ctx:
-        listed = list_runs(ctx)["runs"]
+    with ExitStack() as undo:
+        transport = open_transport(host, ask=ask)
+        undo.callback(transport.close)
+        ctx = _pushed_context(host, transport)
+        run_id, payload = _listed_run(ctx, run_id)
+        with copying(workspace.runs_dir / run_id):
+            folder = RunFolder.create(workspace.runs_dir, run_id)
+            folder.write_local(host=host.record(), status="launched")
+        undo.pop_all()  # the connection goes on to serve the run
+    return Run(folder, transport, host.record(), payload, sinks)
+
+
+def _listed_run(ctx: Context, run_id: str) -> tuple[str, str]:
+    """Return the whole id of a run that the host lists, and its payload. Raises UsageError."""
+    host = ctx.host["name"]
+    listed = list_runs(ctx)["runs"]
     matches = [row for row in listed if row["run_id"].startswith(run_id) or row["run_id"].endswith(run_id)]
     if len(matches) != 1:
         raise UsageError(
-            f"{run_id!r} is ambiguous on {host.name}" if matches else f"no run {run_id!r} on {host.name}",
+            f"{run_id!r} is ambiguous on {host}" if matches else f"no run {run_id!r} on {host}",
             why=", ".join(row["run_id"] for row in matches),
-            fix=f"list its runs with `ctl ps --host {host.name}`",
+            fix=f"list its runs with `ctl ps --host {host}`",
             code="run-unknown",
         )
-    folder = RunFolder.create(workspace.runs_dir, matches[0]["run_id"])
-    folder.write_local(host=host.record(), status="launched")
-    return Run(folder, open_transport(host, ask=ask), host.record(), matches[0]["payload"], sinks)
+    return matches[0]["run_id"], matches[0]["payload"]
 
 
 # ------------------------------------------------------------------------------------- a host itself
@@ -345,9 +364,13 @@ def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Si
 def host_context(host: Host, *, ask: Ask | None, emit: Emit | None = None) -> Iterator[Context]:
     """Connect to a host, push the payload, and yield a context for its verbs (ps, probe)."""
     with open_transport(host, ask=ask) as transport:
-        ctx = Context(transport=transport, host=host.record(), payload=load_payload().digest, emit=emit or _discard)
-        _connect_and_push(ctx)
-        yield ctx
+        yield _pushed_context(host, transport, emit)
+
+
+def _pushed_context(host: Host, transport: Transport, emit: Emit | None = None) -> Context:
+    ctx = Context(transport=transport, host=host.record(), payload=load_payload().digest, emit=emit or _discard)
+    _connect_and_push(ctx)
+    return ctx
 
 
 def list_runs(ctx: Context) -> dict[str, Any]:

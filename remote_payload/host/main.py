@@ -28,6 +28,8 @@ VERBS = {
     "uploads": ("uploads", "receive"),
     "stacks": ("stacks", "main"),
     "follow": ("follow", "main"),
+    "environment": ("environment", "look"),
+    "hub": ("hub", "listing"),
     "supervise": ("supervisor", "main"),
     "pump": ("pump", "main"),
 }

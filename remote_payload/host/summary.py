@@ -55,7 +55,9 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
         problems.append({"code": "verify-unreadable", "what": what, "why": str(error), "fix": ""})
     problems += verify.pop("problems", [])
     if reason not in (EndReason.SUCCEEDED, EndReason.STOPPED, EndReason.CANCELLED):
-        problems.append({"code": reason.value, "what": result["message"], "why": "", "fix": FIXES[reason]})
+        extracting = reason is not EndReason.VERIFY_FAILED or plan["job"]["kind"] in ("extract", "convert")
+        fix = FIXES[reason] if extracting else "see what the verify step found, above; mend it and run again"
+        problems.append({"code": reason.value, "what": result["message"], "why": "", "fix": fix})
     if result["gpus_clean"] is False:
         problems.append(
             {
