@@ -50,19 +50,13 @@ def plan_convert(
     return pipeline.plan_convert(load_workspace(), run_id, host, to=to, output=output, stale=stale, adopt=adopt)
 
 
-def plan_command(
-    host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None, wait: bool = False
-) -> Intention:
-    return pipeline.plan_command(load_workspace(), host, argv, name=name, cwd=cwd, wait=wait)
-
-
 def show_plan(intention: Intention, *, as_json: bool) -> None:
     from controller.payload import load_payload
     from controller.ui.tables import print_intention
 
     payload = load_payload()
     described = describe(
-        intention.plan, intention.playbook, payload_files=len(payload.files), payload_bytes=payload.size
+        intention.plan, intention.extraction, payload_files=len(payload.files), payload_bytes=payload.size
     )
     if as_json:
         print_json(described)

@@ -188,6 +188,20 @@ def logs(
     return reading.logs(None if last else run_id, host, wanted)
 
 
+@command("stacks", panel="Look", examples=("ctl stacks --last", "ctl stacks 2562e8 --json"))
+def stacks(
+    run_id: RunArgument = None,
+    last: LastOption = False,
+    host: HostOption = None,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Show what every Python process of a living run is doing (needs py-spy on the host); nothing is stopped."""
+    from controller import commandverbs
+
+    return commandverbs.show_stacks(None if last else run_id, host, as_json=as_json)
+
+
 @command("replay", panel="Look", examples=("ctl replay --last --speed 20", "ctl replay 2562e8 --at 40%"))
 def replay(
     run_id: RunArgument = None,
@@ -228,7 +242,7 @@ def summary(
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> ExitCode:
-    """Show what a run wrote: samples, tokens, shapes, norms, NaN counts, problems."""
+    """Show what a run wrote: samples or files, shapes, dtypes, norms, NaN counts, problems."""
     from controller import commands
 
     return commands.summary(None if last else run_id, host, as_json=as_json)
@@ -299,7 +313,7 @@ def help_topic(
     ] = None,
     verbose: VerboseOption = False,
 ) -> None:
-    """Explain a verb, or what belongs to no single one: exit-codes, environment, json, boundaries, hooks."""
+    """Explain a verb, or what belongs to no single one: exit-codes, environment, json, run, boundaries, hooks."""
     from controller.core.suggest import did_you_mean
     from controller.topics import TOPICS
 
