@@ -13,6 +13,7 @@ import re
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from remote_payload.host.sections import Note
+from remote_payload.host.vllm_engine import engine_arguments, gpu_paths
 from remote_payload.host.vllm_source import Found, VllmSource, called, keyword, parameters, text
 
 CONFIG_LIMIT = 1 << 24
@@ -56,9 +57,12 @@ EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_expe
 RUNNERS = {"v1": "vllm.v1.worker.gpu_model_runner", "v2": "vllm.v1.worker.gpu.model_runner"}
 
 
-def probe_capability(note: Note, package: Optional[str], model: str, accelerator: str) -> Dict[str, Any]:
+def probe_capability(
+    note: Note, package: Optional[str], model: str, accelerator: str, compute: Optional[str] = None
+) -> Dict[str, Any]:
     """Return what `read_capability` says of `package` (the folder `vllm`) and the checkpoint folder `model`.
 
+    With {"engine_arguments"} and, for a GPU's `compute` capability such as "12.0", {"paths"}: see `vllm_engine`.
     {"package": null} where there is no vLLM, or no configuration to look for (the section `model` tells why). Raises
     OSError, SyntaxError for source that cannot be read.
     """
@@ -66,7 +70,14 @@ def probe_capability(note: Note, package: Optional[str], model: str, accelerator
     if package is None or config is None:
         return {"package": None}
     note(package)
-    return {"package": package, **read_capability(os.path.dirname(package), config, accelerator)}
+    site = os.path.dirname(package)
+    numbers = re.fullmatch(r"(\d+)\.(\d+)", compute or "")
+    return {
+        "package": package,
+        **read_capability(site, config, accelerator),
+        "engine_arguments": engine_arguments(site),
+        "paths": gpu_paths(site, (int(numbers.group(1)), int(numbers.group(2)))) if numbers else None,
+    }
 
 
 def _config(path: str) -> Optional[Dict[str, Any]]:

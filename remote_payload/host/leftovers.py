@@ -84,7 +84,7 @@ def sweep_shm(before: List[str], since: float, folder: str = SHM) -> List[Dict[s
             kept.append({"path": path, "reason": "belongs to user %s; left untouched" % user_name(status.st_uid)})
         elif status.st_ctime >= since or clock_went_back:
             candidates[status.st_dev, status.st_ino] = path
-    used = _files_in_use(set(candidates)) if candidates else {}
+    used = files_in_use(set(candidates)) if candidates else {}
     for key, path in candidates.items():
         if key in used:
             kept.append({"path": path, "reason": "in use by process %d" % used[key]})
@@ -177,7 +177,7 @@ def _names(processes: List[ComputeProcess]) -> str:
     return ", ".join("%d (%s)" % (p.pid, p.name) for p in processes[:8])
 
 
-def _files_in_use(wanted: Set[Tuple[int, int]]) -> Dict[Tuple[int, int], int]:
+def files_in_use(wanted: Set[Tuple[int, int]]) -> Dict[Tuple[int, int], int]:
     """Return which of the (device, inode) are open or mapped in a process that we may look into, and in which."""
     used = {}
     for name in os.listdir("/proc"):
