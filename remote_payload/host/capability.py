@@ -71,12 +71,13 @@ def probe_capability(
         return {"package": None}
     note(package)
     site = os.path.dirname(package)
+    source = VllmSource(site)
     numbers = re.fullmatch(r"(\d+)\.(\d+)", compute or "")
     return {
         "package": package,
-        **read_capability(site, config, accelerator),
-        "engine_arguments": engine_arguments(site),
-        "paths": gpu_paths(site, (int(numbers.group(1)), int(numbers.group(2)))) if numbers else None,
+        **read_capability(site, config, accelerator, source),
+        "engine_arguments": engine_arguments(source),
+        "paths": gpu_paths(source, (int(numbers.group(1)), int(numbers.group(2)))) if numbers else None,
     }
 
 
@@ -89,7 +90,9 @@ def _config(path: str) -> Optional[Dict[str, Any]]:
     return config if isinstance(config, dict) else None
 
 
-def read_capability(site: str, config: Dict[str, Any], accelerator: str) -> Dict[str, Any]:
+def read_capability(
+    site: str, config: Dict[str, Any], accelerator: str, source: Optional[VllmSource] = None
+) -> Dict[str, Any]:
     """Read `site`/vllm for the architecture of a model's config.json.
 
     Returns {"version", "architecture", "class", "text_class", "decoder", "layer", "layer_parameters", "embedding",
@@ -97,7 +100,7 @@ def read_capability(site: str, config: Dict[str, Any], accelerator: str) -> Dict
     "state", "final_norm"}, "missing": [{"name", "need"}]}. `class` is null where vLLM does not know the architecture,
     and what follows from it then is, too. Boundaries are layers completed: `first` is 0, `last` the number of layers.
     """
-    source = VllmSource(site)
+    source = source or VllmSource(site)
     architectures = config.get("architectures") or [None]
     registry = source.registry()
     architecture = next((name for name in architectures if name in registry), architectures[0])

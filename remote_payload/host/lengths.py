@@ -31,7 +31,7 @@ STEP = 1 << 16
 
 
 class Lengths(NamedTuple):
-    """`tokens` and `samples` of the lines in question; `error` is half of the 95 % interval, in tokens, 0 if exact."""
+    """`tokens` and `samples` of the lines in question; `error`: half of the 95 % interval in tokens, 0 if exact."""
 
     samples: int
     tokens: int

@@ -24,7 +24,7 @@ from remote_payload.host.probe_disk import probe_disk
 from remote_payload.host.probe_functional import probe_functional
 from remote_payload.host.probe_gpus import probe_cpu, probe_gpus
 from remote_payload.host.probe_health import probe_health
-from remote_payload.host.probe_history import probe_history
+from remote_payload.host.probe_history import probe_history, run_of
 from remote_payload.host.probe_lengths import probe_lengths
 from remote_payload.host.probe_login import probe_login
 from remote_payload.host.probe_machine import probe_environment, probe_memory
@@ -152,7 +152,9 @@ def plan_sections(request: Dict[str, Any]) -> List[Section]:
         "memory": lambda note, results: probe_memory(note),
         "disk": lambda note, results: probe_disk(note, request["workdir"], [output["root"] for output in outputs]),
         "environment": lambda note, results: probe_environment(note, python),
-        "outputs": lambda note, results: {"outputs": [_output(note, output) for output in outputs]},
+        "outputs": lambda note, results: {
+            "outputs": [_output(note, output, request["workdir"]) for output in outputs]
+        },
         "lease": lease,
         "login": lambda note, results: probe_login(note),
     }
@@ -201,7 +203,8 @@ def _environment(request: Dict[str, Any]) -> Dict[str, str]:
     return with_python_first({"PATH": os.environ.get("PATH", os.defpath), **found}, request["python"])
 
 
-def _output(note: Note, output: Dict[str, Any]) -> Dict[str, Any]:
+def _output(note: Note, output: Dict[str, Any], workdir: str) -> Dict[str, Any]:
     note(output["path"])
     asked = {key: output[key] for key in ("path", "root", "stale", "adopt")}
-    return {**asked, **scan(output["path"], output["root"])}
+    listing = scan(output["path"], output["root"])
+    return {**asked, **listing, "run": run_of(workdir, listing["marker"])}

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional
 
 from remote_payload.host.files import read_json
 from remote_payload.host.protocol import RUN_ID, Layout
+from remote_payload.host.ps import judge_run
 from remote_payload.host.sections import Note
 
 NEWEST = 60
@@ -48,6 +49,30 @@ def probe_history(note: Note, workdir: str, model: str) -> Dict[str, Any]:
                 }
             )
     return {"runs": runs, "rehearsals": _rehearsals(os.path.join(workdir, "rehearsals"), same)}
+
+
+def run_of(workdir: str, marker: Optional[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+    """Return {"run_id", "state", "end_reason", "written", "expected"} of the run that marked an output folder.
+
+    None without a marker, or where this workdir has no such run. `written` and `expected` count samples; null where
+    the run left no summary.
+    """
+    run_id = str((marker or {}).get("run_id"))
+    paths = Layout(workdir).run(run_id)
+    if not RUN_ID.fullmatch(run_id) or not os.path.isdir(paths.folder):
+        return None
+    try:
+        standing = judge_run(paths)
+    except (OSError, ValueError, KeyError):  # damaged records: the folder is there, and nothing can be said of it
+        return {"run_id": run_id, "state": "lost", "end_reason": None, "written": None, "expected": None}
+    samples = (_read(paths.summary) or {}).get("samples") or {}
+    return {
+        "run_id": run_id,
+        "state": standing.state.value,
+        "end_reason": standing.end_reason,
+        "written": samples.get("written"),
+        "expected": samples.get("expected"),
+    }
 
 
 def _rehearsals(folder: str, runs: List[str]) -> List[Dict[str, Any]]:

@@ -50,8 +50,8 @@ def probe_memory(note: Note) -> Dict[str, Any]:
     """Return {"total", "available", "shm": {"total", "free", "leftovers"} or null}.
 
     `leftovers` are files named as by SHM_NAMES: {"count", "in_use", "bytes", "owners": {name: count}, "examples":
-    [{name, owner, uid, bytes, age_s, used_by, seen}]}, those in no use first. `used_by` is a process that has the
-    file open or mapped; null means none only if `seen`, whether all that could use it may be looked into by us.
+    [{name, owner, uid, bytes, age_s, used_by, seen}]}, those in no use first. `bytes` are those in no use. `used_by` is a
+    process that has the file open or mapped; null means none only if `seen`, whether all that could use it may be looked into by us.
     """
     with open("/proc/meminfo", encoding="ascii") as file:
         kibibytes = {words[0].rstrip(":"): int(words[1]) for words in (line.split() for line in file)}
@@ -122,7 +122,7 @@ def _probe_shm() -> Dict[str, Any]:
         "leftovers": {
             "count": len(left),
             "in_use": len(used),
-            "bytes": sum(status.st_size for _, status in left),
+            "bytes": sum(s.st_size for _, s in left if (s.st_dev, s.st_ino) not in used),
             "owners": owners,
             "examples": [
                 _shm_file(name, status, used.get((status.st_dev, status.st_ino)))

@@ -36,6 +36,7 @@ SIZES = {
     "kv_lora_rank": ("kv_lora_rank",),
     "qk_rope_head_dim": ("qk_rope_head_dim",),
     "max_positions": ("max_position_embeddings", "n_positions"),
+    "rope": ("rope_scaling", "rope_parameters"),
 }
 """Name in the report -> keys of config.json, or of its text_config, that say it."""
 

@@ -20,9 +20,8 @@ REDUCE = "vllm.distributed.device_communicators"
 Capability = Tuple[int, int]
 
 
-def engine_arguments(site: str) -> Optional[List[str]]:
+def engine_arguments(source: VllmSource) -> Optional[List[str]]:
     """Return the keyword arguments of `vllm.LLM` (its own, and the fields of EngineArgs); None if not to be read."""
-    source = VllmSource(site)
     found, llm = source.find(*ENGINE_ARGUMENTS), source.find(*LLM)
     if found is None or llm is None:
         return None
@@ -36,7 +35,7 @@ def engine_arguments(site: str) -> Optional[List[str]]:
     return sorted(fields | {name for name in own if not name.startswith("*")}) if fields else None
 
 
-def gpu_paths(site: str, capability: Capability) -> Dict[str, Any]:
+def gpu_paths(source: VllmSource, capability: Capability) -> Dict[str, Any]:
     """Return {"attention", "mla", "symmetric_memory", "custom_needs_nvlink"} for a compute capability as (12, 0).
 
     `attention` and `mla` are [{"name", "able"}] in vLLM's order of preference, null for releases that keep no such
@@ -44,7 +43,6 @@ def gpu_paths(site: str, capability: Capability) -> Dict[str, Any]:
     sizes for an all-reduce in symmetric memory on it. `custom_needs_nvlink`: whether its own all-reduce is for fully
     connected GPUs only, if there are more than two.
     """
-    source = VllmSource(site)
     table = source.tree(REDUCE + ".all_reduce_utils")
     sizes = _keys(table, "SYMM_MEM_ALL_REDUCE_MAX_SIZES") if table else None
     custom = source.tree(REDUCE + ".custom_all_reduce")
