@@ -154,10 +154,11 @@ def _check_shm(shm: Mapping[str, Any] | None, report: Mapping[str, Any], plan: P
         count = left["count"] - left.get("in_use", 0)
         names = [f"{each['name']} ({each['owner']}, {size(each['bytes'])})" for each in unused]
         seen = all(each.get("seen", False) for each in unused)
+        oldest = age(max(each["age_s"] for each in unused))
         mine = [each["name"] for each in unused if each.get("uid") == report["uid"]]
         yield warned(
             "shm-leftovers",
-            f"{count} files ({size(left['bytes'])}) in /dev/shm look left behind, the oldest {age(max(e['age_s'] for e in unused))} old",
+            f"{count} files ({size(left['bytes'])}) in /dev/shm look left behind, the oldest {oldest} old",
             why=f"{some(names)}; "
             + ("no process has them open or mapped" if seen else "processes of others cannot be looked into"),
             fix="`ctl preflight --fix` sweeps what dead runs left"

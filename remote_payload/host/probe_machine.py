@@ -50,8 +50,8 @@ def probe_memory(note: Note) -> Dict[str, Any]:
     """Return {"total", "available", "shm": {"total", "free", "leftovers"} or null}.
 
     `leftovers` are files named as by SHM_NAMES: {"count", "in_use", "bytes", "owners": {name: count}, "examples":
-    [{name, owner, uid, bytes, age_s, used_by, seen}]}, those in no use first. `bytes` are those in no use. `used_by` is a
-    process that has the file open or mapped; null means none only if `seen`, whether all that could use it may be looked into by us.
+    [{name, owner, uid, bytes, age_s, used_by, seen}]}, those in no use first; `bytes` are theirs. `used_by` is a
+    process that has the file open or mapped; null means none only if `seen`: we may look into all that could.
     """
     with open("/proc/meminfo", encoding="ascii") as file:
         kibibytes = {words[0].rstrip(":"): int(words[1]) for words in (line.split() for line in file)}
