@@ -90,7 +90,7 @@ def preflight(
     from controller import checkup, commands
 
     overrides = make_overrides(stale=stale, adopt=adopt, output=output, data=data)
-    hosts: list[str | None] = [*(host or [None])]  # None: the setting or the only host
+    hosts: list[str | None] = list(host or ()) or [None]  # None: the setting
     intentions = [commands.plan_extract(one, playbook, overrides, allow=allow or ()) for one in hosts]
     if fix:
         return checkup.fix(intentions, yes=yes, as_json=as_json)

@@ -58,9 +58,9 @@ def run_of(workdir: str, marker: Optional[Dict[str, Any]]) -> Optional[Dict[str,
     the run left no summary.
     """
     run_id = str((marker or {}).get("run_id"))
-    paths = Layout(workdir).run(run_id)
-    if not RUN_ID.fullmatch(run_id) or not os.path.isdir(paths.folder):
+    if not RUN_ID.fullmatch(run_id) or not os.path.isdir(Layout(workdir).run(run_id).folder):
         return None
+    paths = Layout(workdir).run(run_id)
     try:
         standing = judge_run(paths)
     except (OSError, ValueError, KeyError):  # damaged records: the folder is there, and nothing can be said of it

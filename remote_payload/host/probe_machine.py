@@ -37,7 +37,7 @@ torch = importlib.util.find_spec("torch")  # torch/version.py is read: importing
 if torch and torch.origin:
     try:
         with open(os.path.join(os.path.dirname(torch.origin), "version.py"), encoding="utf-8") as file:
-            built.update(re.findall(r"^(cuda|hip)\b[^=]*= '([^']+)'", file.read(), re.MULTILINE))
+            built.update(re.findall(r"^(cuda|hip)[ :][^=]*= '([^']+)'", file.read(), re.MULTILINE))
     except OSError:
         pass
 print("\\nctl-environment", json.dumps({"version": "%%d.%%d.%%d" %% sys.version_info[:3], "prefix": sys.prefix,
