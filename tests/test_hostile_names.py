@@ -35,8 +35,8 @@ BATCH = 100
 PIECES = st.sampled_from(
     [
         "$(touch x)", "`id`", ";rm -rf /", "|sh", "&", "'", '"', "\\", "\n", "\r", "--", "-oProxyCommand=x",
-        "~", "*", "\x1b[2J", "\x1b]0;title\x07", "\x1b]52;c;cm0=\x1b\\", "\x9b31m", "\x1b(0", "\x1bP1q", "\x08\x08", "\x7f",
-        "\0", "[red]", "[/]", "[bold", "[link=http://x]y[/link]", ":smile:", "[@click=app.quit()]", "\\[",
+        "~", "*", "\x1b[2J", "\x1b]0;title\x07", "\x1b]52;c;cm0=\x1b\\", "\x9b31m", "\x1b(0", "\x1bP1q", "\x08\x08",
+        "\x7f", "\0", "[red]", "[/]", "[bold", "[link=http://x]y[/link]", ":smile:", "[@click=app.quit()]", "\\[",
         "\u202e", "\u2066", "\u200b", "\ufeff", "\u2028", "\ud800", "日本", "é", "e\u0301", "🚀", " ",
         "a", "gpu1", "/tmp/x",
     ]
