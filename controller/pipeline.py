@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from controller import history
+from controller.afterwards import Afterwards
 from controller.core import planner, shape
 from controller.core.errors import CtlError, LaunchUnknown, RefusedError, UsageError
 from controller.core.model import Host, Overrides, Playbook
@@ -100,7 +101,7 @@ def _planned(
     chosen = workspace.playbook(playbook, target)
     data = local_data(overrides.data or chosen.data.path, workspace.cwd)
     pushed = data.path_on(target) if data else None
-    plan = make(target, chosen, **_stamp(), overrides=overrides, pushed=pushed)
+    plan = make(target, chosen, **stamp(), overrides=overrides, pushed=pushed)
     return Intention(
         plan=planner.with_queue(plan) if wait else plan,
         host=target,
@@ -130,7 +131,7 @@ def plan_convert(
             f"{folder.path} holds no plan", fix=f"attach first: `ctl attach {folder.run_id} --host HOST`"
         )
     target = workspace.config.host(host or source["host"]["name"])
-    plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **_stamp())
+    plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **stamp())
     return Intention(
         plan=plan,
         host=target,
@@ -151,7 +152,7 @@ def plan_command(
 ) -> Intention:
     """Plan a run of any command without connecting. Raises UsageError, ConfigError."""
     target = workspace.config.host(host)
-    plan = planner.make_command_plan(target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, **_stamp())
+    plan = planner.make_command_plan(target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, **stamp())
     return Intention(
         plan=planner.with_queue(plan) if wait else plan,
         host=target,
@@ -161,18 +162,23 @@ def plan_command(
     )
 
 
-class _Stamp(TypedDict):
+def new_run_id(now: datetime | None = None) -> str:
+    """Return an id that nothing has yet; `now` is in UTC."""
+    return planner.new_run_id(now or datetime.now(UTC), secrets.token_bytes(3))
+
+
+class Stamp(TypedDict):
     run_id: str
     created: str
     payload: str
     ctl_version: str
 
 
-def _stamp() -> _Stamp:
+def stamp() -> Stamp:
     """What makes one plan differ from another of the same intention."""
     now = datetime.now(UTC)
     return {
-        "run_id": planner.new_run_id(now, secrets.token_bytes(3)),
+        "run_id": new_run_id(now),
         "created": now.isoformat(timespec="seconds"),
         "payload": load_payload().digest,
         "ctl_version": version(),
@@ -202,7 +208,8 @@ def launch(
     with ExitStack() as undo:
         transport = open_transport(intention.host, ask=ask, pause=pause)
         undo.callback(transport.close)
-        run = Run(folder, transport, plan["host"], plan["payload"], sinks)
+        afterwards = Afterwards.of(intention.host)
+        run = Run(folder, transport, plan["host"], plan["payload"], sinks, afterwards=afterwards)
         ctx = run.context
         push_s = _connect_and_push(ctx)
         if intention.data is not None:
@@ -331,7 +338,8 @@ def open_run(
             fix=f"attach anew: `ctl attach {folder.run_id} --host HOST`",
         )  # fmt: skip
     target = workspace.config.host(host or record["name"])
-    return Run(folder, open_transport(target, ask=ask, pause=pause), plan["host"], plan["payload"], sinks)
+    transport = open_transport(target, ask=ask, pause=pause)
+    return Run(folder, transport, plan["host"], plan["payload"], sinks, afterwards=Afterwards.of(target))
 
 
 def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Sink], ask: Ask | None) -> Run:
@@ -345,7 +353,7 @@ def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Si
             folder = RunFolder.create(workspace.runs_dir, run_id)
             folder.write_local(host=host.record(), status="launched")
         undo.pop_all()  # the connection goes on to serve the run
-    return Run(folder, transport, host.record(), payload, sinks)
+    return Run(folder, transport, host.record(), payload, sinks, afterwards=Afterwards.of(host))
 
 
 def _listed_run(ctx: Context, run_id: str) -> tuple[str, str]:

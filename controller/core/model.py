@@ -25,6 +25,7 @@ from controller.core.values import (
     Environment,
     EnvName,
     Interpreter,
+    OnFinish,
     RemotePath,
     Seconds,
     SshWord,
@@ -94,7 +95,11 @@ class Fleet(_Model):
 
 
 class Host(_Model):
-    """A host with every path absolute. `user` and `port` are None where the ssh configuration decides."""
+    """A host with every path absolute. `user` and `port` are None where the ssh configuration decides.
+
+    `on_finish` is run on the workstation when a run has ended: an argv, or "notify" for a desktop notification.
+    `price_per_gpu_hour` is in whatever currency its reader thinks in.
+    """
 
     name: SshWord
     address: SshWord
@@ -113,6 +118,8 @@ class Host(_Model):
     gpus: Annotated[int, Field(strict=True, ge=0)] = 0
     gpu_name: Text | None = None
     playbook: Text | None = None
+    on_finish: OnFinish | None = None
+    price_per_gpu_hour: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = None
     env: Environment = Field(default_factory=dict, repr=False)
     secrets: dict[EnvName, Secret] = Field(default_factory=dict)
 

@@ -25,6 +25,10 @@ VERBS = {
     "ps": ("ps", "main"),
     "stop": ("stop", "main"),
     "data": ("data", "receive"),
+    "environment": ("environment", "look"),
+    "hub": ("hub", "listing"),
+    "look": ("sweeping", "look"),
+    "sweep": ("sweeping", "sweep"),
     "supervise": ("supervisor", "main"),
     "pump": ("pump", "main"),
 }
