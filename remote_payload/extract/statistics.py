@@ -12,12 +12,19 @@ STATISTICS = 4
 
 
 def measure(block: torch.Tensor) -> torch.Tensor:
-    """Return, on the block's device, fp32 [rows, states, 4]: L2 norm, NaN count, Inf count, 1.0 for a zero row."""
+    """Return, on the block's device, fp32 [rows, states, 4]: L2 norm, NaN count, Inf count, 1.0 for a zero row.
+
+    A row is zero if its norm is, in fp32. On a CPU nothing is counted where all norms are finite, for then there is
+    nothing to count, and counting takes 30 times as long as the norms; a GPU would have to wait to be asked.
+    """
     norm = torch.linalg.vector_norm(block, dim=-1, dtype=torch.float32)
-    nan = block.isnan().sum(-1, dtype=torch.float32)
-    inf = block.isinf().sum(-1, dtype=torch.float32)
-    zero = (~block.any(-1)).float()
-    return torch.stack([norm, nan, inf, zero], dim=-1)
+    figures = torch.zeros((*norm.shape, STATISTICS), dtype=torch.float32, device=block.device)
+    figures[..., 0] = norm
+    figures[..., 3] = norm == 0
+    if block.device.type != "cpu" or not norm.isfinite().all():
+        figures[..., 1] = block.isnan().sum(-1)
+        figures[..., 2] = block.isinf().sum(-1)
+    return figures
 
 
 def summarize_states(boundaries: Sequence[int], statistics: torch.Tensor) -> list[dict[str, Any]]:
