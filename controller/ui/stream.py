@@ -32,6 +32,7 @@ from controller.ui.formats import (
     state_word,
 )
 from controller.ui.viewsink import ViewSink
+from remote_payload.host.protocol import RunState
 
 HEARTBEAT_S = 30.0
 """A CI log without a line for longer looks dead, and some CI systems then end the job."""
@@ -257,16 +258,18 @@ def progress_line(view: RunView) -> str:
     progress = view.progress
     if progress is None:
         return "no samples yet"
-    done, total = (amount_text(number, progress.unit) for number in (progress.done, progress.total))
-    parts = [f"{done} of {total}" + (f" {clean(progress.unit)}" if progress.unit != "bytes" else "")]
+    of = "" if progress.total is None else f" of {amount_text(progress.total, progress.unit)}"
+    unit = "" if progress.unit == "bytes" else f" {clean(progress.unit)}"
+    parts = [f"{amount_text(progress.done, progress.unit)}{of}{unit}"]
     if progress.fraction is not None:
         parts[0] += f" ({progress.fraction * 100:.0f} %)"
     if view.tokens_per_s is not None and progress.has_tokens:
         parts.append(f"{count_text(view.tokens_per_s)} tokens/s")
-    if progress.unit != "bytes":
+    if progress.unit == "bytes":
+        parts += [f"{bytes_text(view.bytes_per_s)}/s"] if view.bytes_per_s else []
+    elif progress.bytes or progress.unit == "samples":
         parts.append(bytes_text(progress.bytes))
-    elif view.bytes_per_s:
-        parts.append(f"{bytes_text(view.bytes_per_s)}/s")
+    parts += [f"{clean(name)} {clean(value)}" for name, value in progress.values.items()]
     parts += [
         f"{count_text(n)} {word}" for n, word in ((progress.skipped, "skipped"), (progress.failed, "failed")) if n
     ]
@@ -295,8 +298,12 @@ def _changes(before: RunView, view: RunView) -> list[str]:
         lines.append(back + (f": {clean(view.contact_text)}" if view.contact_text else ""))
     if view.state != before.state and view.state:
         lines.append(f"run {clean(view.run)} is {clean(state_word(view.state))}")
-    for failure in view.failures[len(before.failures) :]:
-        lines += _failure(failure, view.failures)
+    fresh_failures = view.failures[len(before.failures) :]
+    if view.state == RunState.STOPPING.value:
+        # What processes report as they are stopped reads like a failure, and is none; the log has it whole.
+        lines += [f"{clean(failure.label)} ended with {clean(failure.exc_type)}" for failure in fresh_failures]
+    else:
+        lines += [line for failure in fresh_failures for line in _failure(failure, view.failures)]
     if view.end is not None and before.end is None:
         if view.progress is not None:
             lines.append(progress_line(view))
