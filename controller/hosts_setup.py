@@ -7,9 +7,17 @@ from typing import Annotated, Literal, cast
 import typer
 
 from controller import completion
-from controller.app import guarded, hosts_app
+from controller.app import hosts_app, subcommand
 from controller.core.errors import ExitCode, UsageError
-from controller.options import AdoptOption, JsonOption, ProgressOption, VerboseOption
+from controller.options import (
+    AdoptOption,
+    DetachOption,
+    JsonOption,
+    ProgressOption,
+    QuietOption,
+    VerboseOption,
+    view_mode,
+)
 
 HostArgument = Annotated[
     str,
@@ -19,12 +27,20 @@ HostArgument = Annotated[
 ]
 DoItOption = Annotated[bool, typer.Option("--yes", "-y", help="Do what is shown, without asking.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only look at the host and show the plan.")]
-DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")]
 
 BUILDS = ("cpu", "cuda")
 TOOLS = ("auto", "uv", "pip")
 
 
+@subcommand(
+    hosts_app,
+    "setup",
+    examples=(
+        "ctl hosts setup gpu1 --dry-run",
+        "ctl hosts setup gpu1 --vllm 0.32.0 --tool uv",
+        "ctl hosts setup gpu1 --vllm 0.32.0 --no-index --find-links /srv/wheels --yes",
+    ),
+)
 def setup(
     host: HostArgument,
     vllm: Annotated[
@@ -57,12 +73,14 @@ def setup(
     detach: DetachOption = False,
     progress: ProgressOption = "auto",
     as_json: JsonOption = False,
+    quiet: QuietOption = 0,
     verbose: VerboseOption = False,
 ) -> ExitCode:
     """Make or complete the environment of the host's `python`, with vLLM in it; shows its plan first."""
     from controller import provisioning
     from controller.core.environment import PACKAGES, Wish, index_words
 
+    progress = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
     if build not in (None, *BUILDS) or tool not in TOOLS:
         raise UsageError("`--build` is cpu or cuda, `--tool` is auto, uv or pip", why=f"given: {build or ''} {tool}")
     wish = Wish(
@@ -83,6 +101,14 @@ def setup(
     )
 
 
+@subcommand(
+    hosts_app,
+    "fetch-model",
+    examples=(
+        "ctl hosts fetch-model gpu1 Qwen/Qwen3-8B@main --to /models/Qwen3-8B",
+        "ctl hosts fetch-model gpu1 ORGANISATION/NAME@COMMIT --token-stdin --yes < ~/.hub-token",
+    ),
+)
 def fetch_model(
     host: HostArgument,
     model: Annotated[
@@ -107,6 +133,7 @@ def fetch_model(
     detach: DetachOption = False,
     progress: ProgressOption = "auto",
     as_json: JsonOption = False,
+    quiet: QuietOption = 0,
     verbose: VerboseOption = False,
 ) -> ExitCode:
     """Bring a model of the Hugging Face hub onto the host, proved file by file; goes on where it was cut off."""
@@ -114,13 +141,8 @@ def fetch_model(
     from controller.core.fetching import parse_model
 
     repo, revision = parse_model(model)
+    progress = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
     return provisioning.fetch_model(
         host, repo, revision, to=to, include=include or (), exclude=exclude or (), adopt=adopt,
         token_stdin=token_stdin, yes=yes, dry_run=dry_run, detach=detach, progress=progress, as_json=as_json,
     )  # fmt: skip
-
-
-hosts_app.command("setup", epilog="Example: ctl hosts setup gpu1 --vllm 0.32.0 --dry-run")(guarded(setup))
-hosts_app.command("fetch-model", epilog="Example: ctl hosts fetch-model gpu1 ORG/NAME@main --to /models/NAME")(
-    guarded(fetch_model)
-)
