@@ -6,6 +6,7 @@ Events carry their time. The log does not: a line has the time in its own prefix
 from __future__ import annotations
 
 import calendar
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -97,9 +98,18 @@ class Player:
         self._now, self._since = self.now(), time.monotonic()
         self.halted = not self.halted
 
-    def play(self, sink: Sink, *, left: Callable[[], bool], wait: Callable[[float], object] = time.sleep) -> None:
-        """Feed `sink` until the recording ends or `left` says that nobody watches any more."""
+    def play(
+        self,
+        sink: Sink,
+        *,
+        left: Callable[[], bool],
+        until: float = math.inf,
+        wait: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """Feed `sink` until the recording ends or comes to `until`, or `left` says that nobody watches any more."""
         for moment in self._recording.moments:
+            if moment.t > until:
+                break
             if not self._speed or moment.t <= self._target:
                 self._now = moment.t
             elif not self._caught_up:

@@ -77,7 +77,7 @@ class LiveView:
         self._halted = True
         self._lock = threading.RLock()  # a signal handler may find it held by the code that it interrupted
         self._ticker: threading.Thread | None = None
-        self._keys = KeyReader(keyboard, self._key) if keyboard is not None else None
+        self._keys = KeyReader(keyboard, self.press) if keyboard is not None else None
         self._suspension = Suspension(self._suspend, self._resume, self._restore)
 
     @property
@@ -177,7 +177,8 @@ class LiveView:
 
     # -------------------------------------------------------------------------------------------- keys
 
-    def _key(self, key: str) -> None:
+    def press(self, key: str) -> None:
+        """Take a key, by the name that `keys.decode` gives it."""
         self._leave_at = None
         self._stay.set()
         with self._lock:

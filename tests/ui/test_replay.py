@@ -18,7 +18,7 @@ from support.recorded import START
 
 from controller.core.errors import UsageError
 from controller.known import gpu_ranks, known_of, usual_seconds
-from controller.replay import Player, Recording, load, parse_at
+from controller.replay import Player, load, parse_at
 from controller.runfolder import RunFolder
 from controller.ui.live import LiveView
 
@@ -34,19 +34,10 @@ def folder(name: str) -> RunFolder:
 def played(name: str, at: str = "end") -> tuple[LiveView, Player]:
     """Return the view at a place in a recording, with nothing drawn."""
     recording = load(folder(name))
-    upto = recording.begin + parse_at(at, recording.seconds)
-    player = Player(
-        Recording(
-            run=recording.run, host=recording.host, moments=tuple(m for m in recording.moments if m.t <= upto)
-        ),
-        speed=0.0,
-        at_s=0.0,
-    )  # fmt: skip
+    player = Player(recording, speed=0.0, at_s=0.0)
     view = LiveView(io.StringIO(), clock=player.now, replay=True)
-    player.play(
-        view.sink(run=recording.run, host=recording.host, known=known_of(folder(name), live=False)),
-        left=lambda: False,
-    )
+    sink = view.sink(run=recording.run, host=recording.host, known=known_of(folder(name), live=False))
+    player.play(sink, left=lambda: False, until=recording.begin + parse_at(at, recording.seconds))
     return view, player
 
 
@@ -182,3 +173,11 @@ def test_without_a_terminal_a_replay_is_plain_lines_of_then(tmp_path: Path) -> N
     empty = ctl(str(tmp_path / "empty"))
     assert empty.returncode == 2
     assert "holds no events to replay" in empty.stderr
+
+
+def test_the_pictures_of_the_documentation_are_what_the_recordings_give() -> None:
+    done = subprocess.run(
+        [sys.executable, "tools/make_captures.py", "--check"], cwd=RUNS.parents[2], capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": "."}, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
