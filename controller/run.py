@@ -9,10 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
+from controller.afterwards import Afterwards, run_hook
 from controller.core.errors import CtlError, ExitCode, JobFailed, JobStopped, RefusedError
 from controller.core.events import Event
+from controller.core.usage import usage
 from controller.diagnosis import with_triage
-from controller.runfolder import Recorder, RunFolder, room_for
+from controller.localdisk import copying
+from controller.runfolder import Recorder, RunFolder
 from controller.stages import stop as stop_stage
 from controller.stages import watch as watch_stage
 from controller.stages.base import Context
@@ -39,9 +42,17 @@ class Run:
     """
 
     def __init__(
-        self, folder: RunFolder, transport: Transport, host: HostRecord, payload: str, sinks: Sequence[Sink] = ()
+        self,
+        folder: RunFolder,
+        transport: Transport,
+        host: HostRecord,
+        payload: str,
+        sinks: Sequence[Sink] = (),
+        *,
+        afterwards: Afterwards | None = None,
     ) -> None:
         self._folder = folder
+        self._afterwards = afterwards or Afterwards()
         self._sinks = list(sinks)
         self._recorder = Recorder(folder, host["name"], self._event)
         self._cancel = threading.Event()
@@ -68,6 +79,10 @@ class Run:
         """For the pipeline's stages."""
         return self._context
 
+    def flush(self) -> None:
+        """Have all that was seen from here on disk. Raises OSError."""
+        self._recorder.flush()
+
     def add_sink(self, sink: Sink) -> None:
         self._sinks.append(sink)
 
@@ -89,10 +104,18 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The run's summary.json once it has ended, with `triage` (see `diagnosis`) added, else None."""
+        """The run's summary.json once it has ended, else None.
+
+        `triage` (see `diagnosis`), `gpu_hours` and `cost` (see `core.usage`) are added here.
+        """
         document = self._folder.read("summary.json")
         if document is not None and self._triaged is None:
-            self._triaged = with_triage(document, self._folder)
+            used = usage(
+                self._folder.read("plan.json"),
+                self._folder.read("result.json"),
+                self._afterwards.price_per_gpu_hour,
+            )
+            self._triaged = {**with_triage(document, self._folder), **used}
         return self._triaged if document is not None else None
 
     @property
@@ -110,7 +133,7 @@ class Run:
 
     def watch(self, *, patience_s: float = PATIENCE_S, follow: bool = True) -> watch_stage.WatchOutcome:
         """Copy the run's streams here until it ends, `detach()` is called, or patience ends."""
-        with room_for(self._folder), self._folder.watching():
+        with copying(self._folder.path), self._folder.watching():
             self._recorder("stage", name="watch", status="started")
             self._outcome = watch_stage.run(
                 self._context,
@@ -123,6 +146,8 @@ class Run:
             )
             status = "done" if self._outcome.ended else "skipped"
             self._recorder("stage", name="watch", status=status, text=self._outcome.state)
+        if self._outcome.ended:
+            self._finish()
         return self._outcome
 
     def wait(self, timeout: float | None = None) -> Run:
@@ -178,6 +203,20 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run {self.id} on {self.host}: {self.state}>"
+
+    def _finish(self) -> None:
+        """Run the host's hook for an ended run; what goes wrong with it is a warning, and nothing of the run's."""
+        if self._afterwards.on_finish is None:
+            return
+        document = self.summary or {
+            "schema_version": 1, "run_id": self.id, "state": self.state, "end_reason": None, "hosts": [self.host],
+        }  # fmt: skip
+        try:
+            problem = run_hook(self._folder, self._afterwards.on_finish, document)
+        except OSError as error:
+            problem = f"it could not be begun: {error}"
+        if problem is not None:
+            self._recorder("notice", level="warn", code="on-finish", text=f"on_finish: {problem}")
 
     def _event(self, event: Event) -> None:
         for sink in self._sinks:

@@ -79,7 +79,7 @@ class SampleView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressView:
-    """Samples done of `total` (None until it is known), and what they came to."""
+    """Samples, or whatever `unit` names, done of `total` (None until it is known), and what they came to."""
 
     t: float
     done: int
@@ -88,6 +88,7 @@ class ProgressView:
     bytes: int
     skipped: int
     failed: int
+    unit: str = "samples"
 
     @property
     def fraction(self) -> float | None:

@@ -31,6 +31,7 @@ from controller.ui.formats import (
     state_word,
 )
 from controller.ui.viewsink import ViewSink
+from remote_payload.host.protocol import RunState
 
 HEARTBEAT_S = 30.0
 """A CI log without a line for longer looks dead, and some CI systems then end the job."""
@@ -290,8 +291,12 @@ def _changes(before: RunView, view: RunView) -> list[str]:
         lines.append(back + (f": {clean(view.contact_text)}" if view.contact_text else ""))
     if view.state != before.state and view.state:
         lines.append(f"run {clean(view.run)} is {clean(state_word(view.state))}")
-    for failure in view.failures[len(before.failures) :]:
-        lines += _failure(failure, view.failures)
+    fresh_failures = view.failures[len(before.failures) :]
+    if view.state == RunState.STOPPING.value:
+        # What processes report as they are stopped reads like a failure, and is none; the log has it whole.
+        lines += [f"{clean(failure.label)} ended with {clean(failure.exc_type)}" for failure in fresh_failures]
+    else:
+        lines += [line for failure in fresh_failures for line in _failure(failure, view.failures)]
     if view.end is not None and before.end is None:
         if view.progress is not None:
             lines.append(progress_line(view))
