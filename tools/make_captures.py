@@ -35,7 +35,9 @@ PICTURES = {
 }
 """Picture: recording, the moment of it, columns and lines, and keys pressed."""
 
-TEMPLATE = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace("Fira Code", "Menlo")
+TEMPLATE = re.sub(r"@font-face \{\{.*?\}\}\s*|<!--.*?-->\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
+    "Fira Code", "Menlo"
+)
 """rich's own, without the fonts that it would load from the network: any monospaced one does."""
 
 
@@ -55,9 +57,11 @@ def draw(recording: str, at: str, size: tuple[int, int], keys: str) -> str:
     lines = view.frame(size[0], size[1] + 1, keys=True)  # without the line that is kept for the cursor
     console = Console(record=True, width=size[0], file=io.StringIO(), force_terminal=True, color_system="standard")
     console.print(Group(*lines))
-    return console.export_svg(
-        title=f"ctl attach {run.run}", theme=MONOKAI, unique_id=f"ctl-{recording}-{len(keys)}", code_format=TEMPLATE
+    title = f"ctl attach {run.run}"
+    svg = console.export_svg(
+        title=title, theme=MONOKAI, unique_id=f"ctl-{recording}-{len(keys)}", code_format=TEMPLATE
     )
+    return svg.replace(">", f"><title>{title}: {lines[0].plain.split()[1]}</title>", 1)
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Self, TextIO
@@ -117,7 +117,8 @@ class LiveView:
     ) -> None:
         try:
             if exc_type is None:
-                self._hold()
+                with suppress(KeyboardInterrupt):  # as good a key as any to leave with
+                    self._hold()
         finally:
             self._closed.set()
             self._wake.set()
@@ -168,7 +169,10 @@ class LiveView:
             due = max(due + REFRESH_S, time.monotonic())
             with self._lock:
                 if not self._halted and self._on_screen():
-                    self._paint(keys=self._keys is not None and self._keys.running)
+                    try:
+                        self._paint(keys=self._keys is not None and self._keys.running)
+                    except OSError:
+                        return  # the terminal is gone, or its reader; the run is watched all the same
             self._closed.wait(due - time.monotonic())
 
     def _paint(self, *, keys: bool) -> None:
@@ -266,9 +270,9 @@ class LiveView:
             self._halted = False
 
     def _restore(self) -> None:
-        """Before this process is ended by a signal: the terminal as it was found, and nothing else."""
+        """Give the terminal back as it was found; a frame that stands there stays."""
         if self._keys is not None:
-            self._keys.restore()
+            self._keys.stop()
         self._painter.leave()
 
 

@@ -7,6 +7,7 @@ The recordings themselves are written anew by `python -m support.recorded` in te
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -69,6 +70,19 @@ def test_lines_of_the_log_come_when_their_prefix_says_in_any_time_zone() -> None
     recording = load(folder("running"))
     (capture,) = [moment for moment in recording.moments if b"capture: boundaries" in moment.log]
     assert capture.t == pytest.approx(START + 585, abs=1)  # the host's clock is in UTC-8
+
+
+def test_times_that_the_host_noted_count_more_than_prefixes(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    shutil.copytree(RUNS / "failed" / "events", tmp_path / "events")
+    lines = [b"INFO 11-29 10:00:00 [a.py:1] first\n", b"bar 1%\rbar 2%\r", b"bar 3%\nlast\n"]
+    (tmp_path / "log" / "000001.log").write_bytes(b"".join(lines))
+    notes = [(0, 71.0), (len(lines[0]), 74.0), (len(lines[0] + lines[1]), 78.0)]
+    (tmp_path / "log" / "times.jsonl").write_text(
+        "".join(json.dumps({"segment": 1, "offset": offset, "t": START + t}) + "\n" for offset, t in notes)
+    )
+    logged = [(moment.t - START, moment.log) for moment in load(RunFolder(tmp_path)).moments if moment.log]
+    assert logged == [(71.0, lines[0]), (74.0, lines[1]), (78.0, lines[2])]
 
 
 def test_what_came_after_the_end_is_left_out(tmp_path: Path) -> None:
