@@ -42,6 +42,14 @@ def runs(incomplete: str) -> list[str]:
     return [run_id for run_id in known if run_id.startswith(incomplete)]
 
 
+PROGRESS_MODES = ("auto", "plain", "json", "none")
+
+
+def progress_modes(incomplete: str) -> list[str]:
+    """Return the ways to show a run's progress."""
+    return _beginning(PROGRESS_MODES, incomplete)
+
+
 def topics(incomplete: str) -> list[str]:
     """Return the topics of `ctl help`."""
     from controller.topics import TOPICS

@@ -8,6 +8,7 @@ import typer
 
 from controller import completion
 from controller.core.errors import UsageError
+from controller.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from controller.core.model import Overrides
@@ -38,16 +39,38 @@ RunArgument = Annotated[
         metavar="[RUN]", help="A run id, or a part of it; default: the last.", autocompletion=completion.runs
     ),
 ]
+RunsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RUN]...", help="Run ids, or parts of them; default: the last.", autocompletion=completion.runs
+    ),
+]
 LastOption = Annotated[bool, typer.Option("--last", help="The last launched run.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Delete or move what is shown, without asking.")]
 ProgressOption = Annotated[
-    str, typer.Option("--progress", help="auto, plain, json (events as lines on stderr), or none.")
+    str,
+    typer.Option(
+        "--progress",
+        help="auto, plain, json (events as lines on stderr), or none.",
+        autocompletion=completion.progress_modes,
+    ),
 ]
+QuietOption = Annotated[
+    int,
+    typer.Option(
+        "--quiet", "-q", count=True, help="No progress, only the result and errors; -qq: errors and the exit code."
+    ),
+]
+DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and connect nowhere.")]
 WaitOption = Annotated[
     bool, typer.Option("--wait", "-w", help="Queue on the host while another run holds it. Ctrl-C leaves it queued.")
 ]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show ctl's own traceback on an error.")]
+VerboseOption = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Show ctl's own traceback on an error; progress becomes plain lines."),
+]
 StaleOption = Annotated[
     str | None,
     typer.Option("--stale", help="Files of an earlier run in the output: fail, clear, quarantine or resume."),
@@ -93,6 +116,25 @@ RehearseOption = Annotated[
 CaptureOption = Annotated[
     str | None, typer.Option("--capture", help="auto, hooks (eager, any vLLM) or native (the model's own support).")
 ]
+
+
+def view_mode(progress: str, *, quiet: int, verbose: bool, as_json: bool) -> str:
+    """Return how a run's progress is shown. Raises UsageError for a contradiction or an unknown word.
+
+    A dashboard is drawn only where nothing else writes: beside a traceback or a JSON document lines come plain.
+    """
+    modes = completion.PROGRESS_MODES
+    if progress not in modes:
+        raise UsageError(f"unknown progress `{progress}`", fix=did_you_mean(progress, modes, kind="modes"))
+    if quiet and verbose:
+        raise UsageError("--quiet and --verbose contradict each other", fix="leave one of them out")
+    if quiet > 1 and as_json:
+        raise UsageError("-qq prints nothing, and --json a document", fix="leave one of them out")
+    if progress != "auto":
+        return progress
+    if quiet:
+        return "none"
+    return "plain" if verbose or as_json else "auto"
 
 
 def make_overrides(

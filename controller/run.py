@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
+from controller.afterwards import Afterwards, run_hook
 from controller.core.errors import CtlError, ExitCode, JobFailed, JobStopped, RefusedError, UsageError
 from controller.core.events import Event
+from controller.core.usage import usage
 from controller.diagnosis import with_triage
 from controller.documents import Ledger, Summary
+from controller.localdisk import copying
 from controller.recorded import events as recorded_events
 from controller.recorded import ledger_records
-from controller.runfolder import ALREADY_WATCHED, Recorder, RunFolder, room_for
+from controller.runfolder import ALREADY_WATCHED, Recorder, RunFolder
 from controller.stages import stop as stop_stage
 from controller.stages import watch as watch_stage
 from controller.stages.base import Context
@@ -68,9 +71,17 @@ class Run:
     """
 
     def __init__(
-        self, folder: RunFolder, transport: Transport, host: HostRecord, payload: str, sinks: Sequence[Sink] = ()
+        self,
+        folder: RunFolder,
+        transport: Transport,
+        host: HostRecord,
+        payload: str,
+        sinks: Sequence[Sink] = (),
+        *,
+        afterwards: Afterwards | None = None,
     ) -> None:
         self._folder = folder
+        self._afterwards = afterwards or Afterwards()
         self._sinks = list(sinks)
         self._recorder = Recorder(folder, host["name"], self._event)
         self._cancel = threading.Event()
@@ -99,6 +110,10 @@ class Run:
         """For the pipeline's stages."""
         return self._context
 
+    def flush(self) -> None:
+        """Have all that was seen from here on disk. Raises OSError."""
+        self._recorder.flush()
+
     def add_sink(self, sink: Sink) -> None:
         self._sinks.append(sink)
 
@@ -124,11 +139,19 @@ class Run:
 
     @property
     def summary(self) -> Summary | None:
-        """The run's summary.json once it has ended, with `triage` (see `diagnosis`) added, else None."""
-        if self._summary is None:
-            document = self._folder.read("summary.json")
-            self._summary = None if document is None else Summary(with_triage(document, self._folder))
-        return self._summary
+        """The run's summary.json once it has ended, else None.
+
+        `triage` (see `diagnosis`), `gpu_hours` and `cost` (see `core.usage`) are added here.
+        """
+        document = self._folder.read("summary.json")
+        if document is not None and self._summary is None:
+            used = usage(
+                self._folder.read("plan.json"),
+                self._folder.read("result.json"),
+                self._afterwards.price_per_gpu_hour,
+            )
+            self._summary = Summary({**with_triage(document, self._folder), **used})
+        return self._summary if document is not None else None
 
     @property
     def problem(self) -> Mapping[str, Any] | None:
@@ -177,7 +200,7 @@ class Run:
 
     def watch(self, *, patience_s: float = PATIENCE_S, follow: bool = True) -> watch_stage.WatchOutcome:
         """Copy the run's streams here until it ends, `detach()` is called, or patience ends."""
-        with room_for(self._folder), self._folder.watching():
+        with copying(self._folder.path), self._folder.watching():
             self._cancel.clear()  # a `detach` was meant for an earlier watch: there is one at a time
             self._recorder("stage", name="watch", status="started")
             self._outcome = watch_stage.run(
@@ -192,6 +215,8 @@ class Run:
             status = "done" if self._outcome.ended else "skipped"
             self._recorder("stage", name="watch", status=status, text=self._outcome.state)
         self._copied = time.monotonic()
+        if self._outcome.ended:
+            self._finish()
         return self._outcome
 
     def wait(self, timeout: float | None = None) -> Run:
@@ -284,6 +309,20 @@ class Run:
             "summary": self.summary,
             "problem": self.problem,
         }
+
+    def _finish(self) -> None:
+        """Run the host's hook for an ended run; what goes wrong with it is a warning, and nothing of the run's."""
+        if self._afterwards.on_finish is None:
+            return
+        document = self.summary or {
+            "schema_version": 1, "run_id": self.id, "state": self.state, "end_reason": None, "hosts": [self.host],
+        }  # fmt: skip
+        try:
+            problem = run_hook(self._folder, self._afterwards.on_finish, document)
+        except OSError as error:
+            problem = f"it could not be begun: {error}"
+        if problem is not None:
+            self._recorder("notice", level="warn", code="on-finish", text=f"on_finish: {problem}")
 
     def _event(self, event: Event) -> None:
         for sink in self._sinks:

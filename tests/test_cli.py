@@ -69,7 +69,7 @@ def test_a_broken_configuration_completes_nothing_and_says_nothing(folder: Path)
 def test_a_typo_is_answered_with_the_nearest_verb(folder: Path) -> None:
     done = ctl(folder, "extrct")
     assert done.returncode == 2
-    assert "'extract'" in done.stderr
+    assert "hint: did you mean `extract`?" in done.stderr
 
 
 @pytest.mark.parametrize("topic", sorted(TOPICS))

@@ -13,7 +13,8 @@ from controller.core.boundaries import resolve_boundaries
 from controller.core.model import Playbook
 from controller.core.redaction import redact
 from controller.core.shape import ModelShape, bytes_expected, element_bytes, model_shape, state_count
-from remote_payload.host.protocol import Layout, Plan, Stale
+from remote_payload.host.layout import Layout
+from remote_payload.host.protocol import Plan, Stale
 
 SCHEMA_VERSION = 1
 

@@ -17,20 +17,19 @@ from controller.core.outputs import owned_output, planned_output
 from controller.core.playbook import override
 from controller.core.redaction import secret_in_argv, split_env
 from controller.core.shape import model_shape
+from remote_payload.host.layers import boundaries_of
+from remote_payload.host.layout import Layout, check_run_id
 from remote_payload.host.protocol import (
     WIRE,
     Accelerator,
     EndReason,
     ExtractSpec,
     Job,
-    Layout,
     Limits,
     OwnedOutput,
     Plan,
     Step,
-    boundaries_of,
-    check_run_id,
-)  # fmt: skip
+)
 
 FINAL_NORM = {"speculators": False, "speculators-0.3": False, "specforge": True, "modelopt": True}
 """Whether a format's consumers expect the model's last state after its final norm; the model applies it."""

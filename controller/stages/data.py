@@ -9,7 +9,7 @@ from controller.core.errors import CtlError, RemoteFailed
 from controller.localdata import LocalData
 from controller.stages.base import HOST_ERROR, Context, host_error
 from controller.transport.base import Process
-from remote_payload.host.protocol import pack_frame
+from remote_payload.host.framing import pack_frame
 
 ANSWER_TIMEOUT_S = 600.0
 """For the receiver's last answer: it syncs all that was sent, perhaps to a network file system."""
@@ -24,8 +24,8 @@ _ANSWER_MAX_BYTES = 1 << 16
 def run(ctx: Context, data: LocalData) -> str:
     """Make sure that the host has the data set, whole and verified, and return its path there.
 
-    Raises RemoteFailed (`data-no-room`, `data-damaged`), ConnectionFailed, ConnectionLost; OSError if a file here
-    cannot be read any more.
+    Raises RemoteFailed (`data-no-room`, `data-disk-full`, `data-damaged`), ConnectionFailed, ConnectionLost; OSError
+    if a file here cannot be read any more.
     """
     started = time.monotonic()
     ctx.emit("stage", name="data", status="started", text=f"{data.path.name}: {data.size:,} bytes")

@@ -14,10 +14,10 @@ from controller.core.logs import LogFolder, LogLine
 from controller.core.runview import Contact, RunView, StageView, Status
 from controller.core.state import reduce
 from controller.ui.charts import sparkline
+from controller.ui.clean import clean
 from controller.ui.formats import bytes_text, count_text, duration_text, memory_text, number_text, state_text
-from controller.ui.frame import render
 from controller.ui.markup import Markup, block, escape, facts, join, tag
-from controller.ui.notebook import TEXT_WIDTH, framed, plain
+from controller.ui.notebook import framed
 
 UPDATE_S = 0.5
 """Seconds between two updates: each is a message to the browser and is stored in the notebook."""
@@ -27,8 +27,6 @@ TAIL = 8
 
 HISTORY = 40
 """Cells of a sparkline."""
-
-TEXT_HEIGHT = 24
 
 _SIGNS = {Status.STARTED: "▸", Status.DONE: "✓", Status.FAILED: "✗", Status.SKIPPED: "○"}
 _CSS = {Status.STARTED: "", Status.DONE: "good", Status.FAILED: "bad", Status.SKIPPED: "soft"}
@@ -85,8 +83,26 @@ class NotebookView:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         now = self._clock()
-        text = plain(render(self._view, list(self._tail), TEXT_WIDTH, TEXT_HEIGHT, now))
-        return {"text/plain": text, "text/html": str(live_html(self._view, list(self._tail), now))}
+        tail = list(self._tail)
+        return {"text/plain": live_text(self._view, tail, now), "text/html": str(live_html(self._view, tail, now))}
+
+
+def live_text(view: RunView, tail: Sequence[LogLine], now: float) -> str:
+    """Return the same as `live_html` in a few lines, for a frontend without HTML and for whoever reads the file."""
+    lines = [f"run {view.run} on {view.host}: {state_text(view)}, {duration_text(view.elapsed_s(now), running=True)}"]
+    for label, stages in (("ctl", view.stages), ("host", view.steps), ("job", view.phases)):
+        if stages:
+            signs = (f"{_SIGNS[each.status]} {each.name}{_seconds(each)}" for each in stages)
+            lines.append(f"  {label:<9}" + "  ".join(signs))
+    if view.progress is not None:
+        done = f"{count_text(view.progress.done)} of {count_text(view.progress.total)}"
+        lines.append(f"  {'samples':<9}{done}, {count_text(view.progress.tokens)} tokens")
+    lines += [f"  {notice.code}: {notice.text}" for notice in view.notices if notice.level == "warn"]
+    for failure in view.exceptions[:1]:
+        lines += [f"  {failure.first.label}: {failure.first.summary}", *failure.first.traceback.splitlines()]
+    if view.end is None:
+        lines += [f"  | {line.text}" for line in tail]
+    return "\n".join(map(clean, lines))
 
 
 def live_html(view: RunView, tail: Sequence[LogLine], now: float) -> Markup:
@@ -115,8 +131,11 @@ def live_html(view: RunView, tail: Sequence[LogLine], now: float) -> Markup:
 
 
 def _stage(stage: StageView) -> Markup:
-    seconds = "" if stage.seconds is None else " " + duration_text(stage.seconds)
-    return join([tag("span", _SIGNS[stage.status], _CSS[stage.status]), escape(f" {stage.name}{seconds}")])
+    return join([tag("span", _SIGNS[stage.status], _CSS[stage.status]), escape(f" {stage.name}{_seconds(stage)}")])
+
+
+def _seconds(stage: StageView) -> str:
+    return "" if stage.seconds is None else f" {duration_text(stage.seconds)}"
 
 
 def _progress(view: RunView) -> list[tuple[str, Markup]]:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ from remote_payload.extract.spill import Spill
 from remote_payload.extract.statistics import STATISTICS, measure, summarize_states
 from remote_payload.host.journal import Journal
 
-WRITERS = 4
-"""Threads a rank. With 8 ranks, 32 streams: enough for one NVMe array or a parallel file system."""
+WRITERS = 8
+"""Threads a rank. The engine's last step leaves that many files at once to write and hash, while the GPU is idle."""
 
 PIECES = 8
 """A streamed piece is at most this part of the pool: two samples fill pieces while as many are being written."""
@@ -51,6 +52,7 @@ class Buffer:
     hidden: torch.Tensor | None
     statistics: torch.Tensor
     started: float  # time.monotonic()
+    record_id: str | None = None
     scales: torch.Tensor | None = None  # fp32 [tokens], with fp8
     spill: Spill | None = None
     writes: list[Future[None]] = field(default_factory=list)
@@ -93,11 +95,14 @@ class SampleStore:
             raise ValueError(f"buffer_bytes {buffer_bytes} is less than {PIECES} tokens of {self.row_bytes} bytes")
         self.pool = BufferPool(buffer_bytes)
         self._piece_rows = buffer_bytes // PIECES // self.row_bytes
+        prepare_for_threads()
         self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="ctl-writer")
         self._futures: deque[Future[None]] = deque()
         self._deferred: deque[int] = deque()  # also filled by writers
 
-    def open(self, index: int, token_ids: list[int], loss_spans: list[list[int]] | None) -> Buffer | None:
+    def open(
+        self, index: int, token_ids: list[int], loss_spans: list[list[int]] | None, record_id: str | None = None
+    ) -> Buffer | None:
         """Return a buffer for a sample; None if there is no room for it: it is deferred.
 
         Raises the error of a failed write.
@@ -112,8 +117,9 @@ class SampleStore:
             index=index,
             token_ids=array("q", token_ids).tobytes(),
             loss_spans=loss_spans,
+            record_id=record_id,
             hidden=None if streamed else self._host_tensor(tokens, self._hidden, self._dtype),
-            spill=Spill(self._output, self._form, index, tokens, self.row_bytes) if streamed else None,
+            spill=self._spill(index, tokens) if streamed else None,
             statistics=self._host_tensor(tokens, STATISTICS, torch.float32),
             started=time.monotonic(),
             scales=torch.empty(tokens, dtype=torch.float32, pin_memory=pinned) if self._fp8 else None,
@@ -124,7 +130,8 @@ class SampleStore:
 
         With fp8 in the model's own dtype: `copy` quantises, once it has measured.
         """
-        picked = [torch.cat([state[row : row + count] for row, count in spans]) for state in states]
+        parts = _joined(spans)
+        picked = [_rows(state, parts) for state in states]
         return torch.stack([rows if self._fp8 else rows.to(self._dtype) for rows in picked], dim=1)
 
     def copy(self, block: torch.Tensor, parts: Sequence[tuple[Buffer, int, int]]) -> list[Buffer]:
@@ -186,6 +193,10 @@ class SampleStore:
 
     # ---------------------------------------------------------------------------------- inside
 
+    def _spill(self, index: int, tokens: int) -> Spill:
+        states = len(self._boundaries)
+        return Spill(self._output, self._form, index, tokens, states, self.row_bytes // states)
+
     def _host_tensor(self, tokens: int, width: int, dtype: torch.dtype) -> torch.Tensor:
         # torch caches pinned memory, so that reuse costs no allocation.
         return torch.empty((tokens, len(self._boundaries), width), dtype=dtype, pin_memory=self._stream is not None)
@@ -242,8 +253,10 @@ class SampleStore:
         try:
             if copied is not None:
                 copied.synchronize()
-            if buffer.wanted:
-                self.pool.patiently(lambda: spill.write(start, _bytes_of(piece)), lambda: buffer.wanted)
+            for place, (first, last) in enumerate(spill.planes):
+                rows = piece[:, first:last].contiguous()
+                if buffer.wanted:
+                    self.pool.patiently(partial(spill.write, place, start, _bytes_of(rows)), lambda: buffer.wanted)
         except Abandoned:
             pass  # reported as deferred by whoever gave it up
         finally:
@@ -303,6 +316,31 @@ class SampleStore:
             self._form.write(data, sink)
 
         return self.pool.patiently(lambda: publish(path, write))
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the spans with neighbours made one: with one rank they are all neighbours, and no row need be moved."""
+    joined: list[tuple[int, int]] = []
+    for row, count in spans:
+        if joined and sum(joined[-1]) == row:
+            joined[-1] = (joined[-1][0], joined[-1][1] + count)
+        else:
+            joined.append((row, count))
+    return joined
+
+
+def _rows(state: torch.Tensor, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
+    parts = [state[row : row + count] for row, count in spans]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def prepare_for_threads() -> None:
+    """Let torch rebuild its CPU thread pool now, in one thread; call it before threads use torch.
+
+    A forked process, as vLLM's workers are, has a pool whose threads are gone. Each thread's first operation replaces
+    it, without a lock: two at once find none ("Invalid thread pool!", aten/src/ATen/ParallelOpenMP.cpp).
+    """
+    torch.set_num_threads(torch.get_num_threads())
 
 
 def is_streamed(size: int, buffer_bytes: int) -> bool:

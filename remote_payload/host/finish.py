@@ -14,10 +14,11 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.files import read_json, sha256_of, write_json
+from remote_payload.host.layout import RunPaths
 from remote_payload.host.leftovers import Baseline, Clean, count_oom_kills, prove_clean, sweep_shm
 from remote_payload.host.liveness import Stat, boot_seconds
 from remote_payload.host.members import Key, StopReport, stop_members
-from remote_payload.host.protocol import WIRE, EndReason, Result, RunPaths
+from remote_payload.host.protocol import WIRE, EndReason, Result
 from remote_payload.host.pump import PumpKeeper, close_log
 from remote_payload.host.segments import LogFiles, read_gaps
 from remote_payload.host.summary import build_summary

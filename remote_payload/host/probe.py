@@ -13,6 +13,7 @@ import sys
 from typing import Any, BinaryIO, Dict, List, Optional
 
 from remote_payload.host.capability import probe_capability
+from remote_payload.host.errors import ProtocolError
 from remote_payload.host.lease import lease_folder, list_leases
 from remote_payload.host.listing import scan
 from remote_payload.host.liveness import read_readings, user_name
@@ -20,7 +21,7 @@ from remote_payload.host.probe_gpus import probe_cpu, probe_gpus
 from remote_payload.host.probe_inputs import probe_data, probe_model
 from remote_payload.host.probe_machine import probe_disk, probe_environment, probe_memory
 from remote_payload.host.probe_processes import probe_processes
-from remote_payload.host.protocol import WIRE, Accelerator, ProtocolError, check_record
+from remote_payload.host.protocol import WIRE, Accelerator, check_record
 from remote_payload.host.sections import Note, Results, Section, run_sections
 
 DEADLINES_S = {

@@ -12,10 +12,11 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.children import CommandFailed, reap_adopted, registering
 from remote_payload.host.finish import Ending
+from remote_payload.host.layout import Layout, RunPaths
 from remote_payload.host.leftovers import busy_gpus
 from remote_payload.host.liveness import Stat, identity, read_stat
 from remote_payload.host.members import HELPER_ENV, RUN_ENV, Tree, find_descendants, snapshot, stop_members
-from remote_payload.host.protocol import EndReason, Layout, ProcessIdentity, RunPaths
+from remote_payload.host.protocol import EndReason, ProcessIdentity
 from remote_payload.host.pump import PumpKeeper
 from remote_payload.host.watchdog import Watchdog
 

@@ -14,20 +14,11 @@ from remote_payload.host.errors import HostError
 from remote_payload.host.files import read_json, write_json
 from remote_payload.host.finish import Ending, clean_up, read_baseline, write_result
 from remote_payload.host.journal import EventWriter
+from remote_payload.host.layout import Layout, RunPaths, check_run_id
 from remote_payload.host.lease import clear_record
 from remote_payload.host.liveness import Stat, boot_seconds, judge, read_readings, send_signal, user_name
 from remote_payload.host.members import Tree, find_members
-from remote_payload.host.protocol import (
-    EndReason,
-    Layout,
-    Liveness,
-    ProcessIdentity,
-    RunPaths,
-    RunState,
-    check_plan,
-    check_record,
-    check_run_id,
-)
+from remote_payload.host.protocol import EndReason, Liveness, ProcessIdentity, RunState, check_plan, check_record
 from remote_payload.host.ps import Standing, judge_run
 from remote_payload.host.pump import PumpKeeper, open_pipe
 from remote_payload.host.start import hold_start_lock

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from remote_payload.host import clear as clear_module
 from remote_payload.host.clear import ClearChanged, ClearFailed, claim, clear
 from remote_payload.host.guard import Refused, guard, open_output
+from remote_payload.host.layout import OUTPUT_MANIFEST, OWNER_MARKER
 from remote_payload.host.listing import Listing, scan, walk
-from remote_payload.host.protocol import OUTPUT_MANIFEST, OWNER_MARKER, EndReason, OwnedOutput
+from remote_payload.host.protocol import EndReason, OwnedOutput
 
 RUN = "20261129-120000-abcdef"
 REPO = Path(__file__).resolve().parents[2]

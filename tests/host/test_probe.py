@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 
 from remote_payload.host import probe
+from remote_payload.host.errors import ProtocolError
+from remote_payload.host.framing import pack_frame
+from remote_payload.host.layout import OWNER_MARKER
 from remote_payload.host.mounts import mount_of, mount_points_within, read_mounts
 from remote_payload.host.probe_gpus import FIELDS, MIB, parse_apps, parse_gpus, probe_gpus
 from remote_payload.host.probe_inputs import probe_data, probe_model
 from remote_payload.host.probe_machine import probe_disk, probe_environment, probe_memory
 from remote_payload.host.probe_processes import is_vllm, probe_processes
-from remote_payload.host.protocol import OWNER_MARKER, ProtocolError, pack_frame
 from remote_payload.host.sections import Section, run_sections
 
 REPO = Path(__file__).resolve().parents[2]
