@@ -29,6 +29,7 @@ from controller.options import (
     QuietOption,
     RehearseOption,
     RunArgument,
+    RunsArgument,
     SamplesOption,
     ShardOption,
     StaleOption,
@@ -173,7 +174,7 @@ def run(
     examples=("ctl attach --last", "ctl attach 2562e8 --host gpu1      (a run that was launched elsewhere)"),
 )
 def attach(
-    run_id: RunArgument = None,
+    run_ids: RunsArgument = None,
     last: LastOption = False,
     host: HostOption = None,
     progress: ProgressOption = "auto",
@@ -181,11 +182,12 @@ def attach(
     quiet: QuietOption = 0,
     verbose: VerboseOption = False,
 ) -> ExitCode:
-    """Watch a run that is under way, from this or another workstation; what was missed is caught up."""
+    """Watch a run that is under way, or several; what was missed is caught up."""
     from controller import commands
 
     view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
-    return commands.attach(None if last else run_id, host, progress=view, as_json=as_json)
+    wanted = [None] if last or not run_ids else list(dict.fromkeys(run_ids))
+    return commands.attach(wanted, host, progress=view, as_json=as_json)
 
 
 @command("stop", panel="Run", examples=("ctl stop --last", "ctl stop 2562e8 --grace 120"))

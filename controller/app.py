@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from controller.core.errors import CtlError, ExitCode, Interrupted, UsageError
 from controller.core.suggest import did_you_mean
+from controller.localdisk import disk_error
 
 P = ParamSpec("P")
 
@@ -175,7 +176,9 @@ def _parse_error(error: Any) -> UsageError:
 
 def _mapped(body: Callable[[], int | None], *, as_json: bool, verbose: bool) -> int:
     try:
-        return int(body() or ExitCode.OK)
+        code = int(body() or ExitCode.OK)
+        sys.stdout.flush()  # a full disk behind `>` is an error of the command, not of Python's own end
+        return code
     except typer.Exit:
         raise
     except CtlError as error:
@@ -188,13 +191,34 @@ def _mapped(body: Callable[[], int | None], *, as_json: bool, verbose: bool) -> 
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # The reader of stdout went away (`ctl logs | head`): not an error, and nothing can be written any more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()
         return int(ExitCode.OK)
-    except Exception as error:  # noqa: BLE001 - the last resort, and it reports everything
+    except OSError as error:
+        known = disk_error(error)
+        if known is None:
+            return _unexpected(error, as_json=as_json, verbose=verbose)
         if verbose:
             traceback.print_exc()
-        _show_error(_defect(error), as_json=as_json)
-        return int(ExitCode.UNEXPECTED)
+        _show_error(known, as_json=as_json)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _give_up_stdout()
+        return int(known.exit_code)
+    except Exception as error:  # noqa: BLE001 - the last resort, and it reports everything
+        return _unexpected(error, as_json=as_json, verbose=verbose)
+
+
+def _unexpected(error: Exception, *, as_json: bool, verbose: bool) -> int:
+    if verbose:
+        traceback.print_exception(error)
+    _show_error(_defect(error), as_json=as_json)
+    return int(ExitCode.UNEXPECTED)
+
+
+def _give_up_stdout() -> None:
+    """Let what is still buffered go nowhere: Python flushes at its end, and would fail and complain once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _defect(error: Exception) -> CtlError:
@@ -203,7 +227,7 @@ def _defect(error: Exception) -> CtlError:
 
     kept = keep(error)
     if isinstance(kept, OSError):
-        traceback.print_exc()
+        traceback.print_exception(error)
     return CtlError(
         f"unexpected {type(error).__name__}: {error}",
         why="this is a defect of ctl; a run that was launched goes on",
@@ -214,8 +238,11 @@ def _defect(error: Exception) -> CtlError:
 
 def _show_error(error: CtlError, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"schema_version": 1, "error": error.to_dict()}, default=str))
-        return
+        try:
+            print(json.dumps({"schema_version": 1, "error": error.to_dict()}, default=str), flush=True)
+            return
+        except OSError:  # a full disk behind it: the words below say so on stderr
+            _give_up_stdout()
     from controller.ui.errors import print_error
 
     print_error(error)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 
-from controller import acting, hosting, looking
+from controller import acting, hosting, hosts_setup, looking
 from controller.app import app, run
 
-__all__ = ["acting", "app", "hosting", "looking", "main"]
+__all__ = ["acting", "app", "hosting", "hosts_setup", "looking", "main"]
 
 
 def main() -> None:

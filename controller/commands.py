@@ -10,18 +10,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from controller import diagnosis, pipeline
+from controller import diagnosis, pipeline, viewing
 from controller.core import shares
-from controller.core.errors import ExitCode, Interrupted, JobStopped, RefusedError, UsageError
+from controller.core.errors import ExitCode, Interrupted, JobStopped, LocalDiskError, RefusedError, UsageError
 from controller.core.intention import describe
 from controller.core.model import Overrides
+from controller.known import RunControls, known_of
 from controller.pipeline import Intention
 from controller.run import Run, exit_code
-from controller.runfolder import ALREADY_WATCHED, find_run
+from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run
 from controller.stages import data as data_stage
 from controller.ui.stream import choose_view
 from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json
-from controller.ui.viewsink import ViewSink
 from controller.workspace import load_workspace
 from remote_payload.host.protocol import EndReason, OwnedOutput
 
@@ -74,13 +74,15 @@ def show_plan(intention: Intention, *, as_json: bool) -> None:
 
 
 def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress: str, as_json: bool) -> ExitCode:
-    # A command's output is what its user wants to see; an extraction's log is vLLM's, and kept for `ctl logs`.
-    view = choose_view(sys.stderr, os.environ, progress, show_log=intention.plan["job"]["kind"] == "command")
+    # A command's output, and pip's, is what its user wants to see; an extraction's log is kept for `ctl logs`.
+    view = choose_view(
+        sys.stderr, os.environ, progress, show_log=intention.plan["job"]["kind"] in ("command", "setup")
+    )
     with ExitStack() as stack:
         stack.enter_context(view)
-        sink = ViewSink(
-            view, run=intention.plan["run_id"], host=intention.host.name, title=intention.plan["job"]["name"]
-        )
+        run_id = intention.plan["run_id"]
+        known = known_of(RunFolder(intention.runs_dir / run_id), intention.plan)
+        sink = view.sink(run=run_id, host=intention.host.name, known=known)
 
         def confirm(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mapping[str, Any]]) -> bool:
             with view.paused():
@@ -97,10 +99,15 @@ def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress:
         stack.callback(run.close)
         if detach:
             return _detached(run, as_json=as_json)
+        sink.control(RunControls(run))
         return _watch(run, as_json=as_json, view_stack=stack)
 
 
-def attach(run_id: str | None, host: str | None, *, progress: str, as_json: bool) -> ExitCode:
+def attach(run_ids: Sequence[str | None], host: str | None, *, progress: str, as_json: bool) -> ExitCode:
+    """Watch one run to its end and show its summary, or several side by side."""
+    if len(run_ids) > 1:
+        return viewing.attach_several([run_id or "" for run_id in run_ids], host, progress=progress, as_json=as_json)
+    run_id = run_ids[0]
     view = choose_view(sys.stderr, os.environ, progress)
     with ExitStack() as stack:
         stack.enter_context(view)
@@ -111,7 +118,9 @@ def attach(run_id: str | None, host: str | None, *, progress: str, as_json: bool
 
         run = pipeline.open_run(load_workspace(), run_id, host, ask=ask, pause=view.paused)
         stack.callback(run.close)
-        run.add_sink(ViewSink(view, run=run.id, host=run.host, title=""))
+        sink = view.sink(run=run.id, host=run.host, known=known_of(run.folder))
+        sink.control(RunControls(run))
+        run.add_sink(sink)
         return _watch(run, as_json=as_json, view_stack=stack)
 
 
@@ -197,7 +206,12 @@ def _confirm_clear(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mappin
 def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool) -> ExitCode:
     with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
         outcome = run.stop(grace_s=grace_s)
-        copy_what_is_new(run)
+        try:
+            copy_what_is_new(run)
+        except LocalDiskError as error:  # the run is stopped all the same, and that is what was asked for
+            from controller.ui.errors import print_error
+
+            print_error(error)
     record = {
         "schema_version": 1, "run_id": run.id, "state": outcome.state, "end_reason": outcome.end_reason,
         "gpus_clean": outcome.gpus_clean, "killed": outcome.killed, "leftovers": outcome.leftovers,

@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.core.errors import UsageError
 from controller.core.events import parse_event
-from controller.core.logs import worker_tracebacks
+from controller.core.logs import parse_line, worker_tracebacks
 from controller.core.runview import RunView
 from controller.core.state import reduce
 from controller.core.tracebacks import FoldedFailure
@@ -40,15 +40,17 @@ def diagnose_run(folder: RunFolder) -> Diagnosis:
     view = _view(folder)
     result = folder.read("result.json") or {}
     ending = Ending(
-        end_reason=str(result.get("end_reason") or ""),
+        # result.json comes last of all: while a dashboard asks, the event may be all that there is.
+        end_reason=str(result.get("end_reason") or (view.end.end_reason if view.end else "")),
         signal=view.end.signal if view.end else None,
         message=str(result.get("message") or ""),
+        oom_killed=result.get("oom_killed") is True,
     )
     # A declared gap holds no line that could be evidence.
     files = [part for part in folder.mirror.log_parts() if isinstance(part, Path)]
     if ending.end_reason in UNTRIAGED:
         return Diagnosis(files=tuple(files))
-    lines = _stream(files, "log/")
+    lines = [*_stream(files, "log/"), *_kernel_lines(view)]
     failures = view.exceptions or worker_tracebacks(placed.line for placed in lines)
     return Diagnosis(files=tuple(files), failures=failures, triage=triage(lines, failures, ending))
 
@@ -113,6 +115,15 @@ def _view(folder: RunFolder) -> RunView:
     for event in sorted(events, key=lambda event: event.t):
         view = reduce(view, event)
     return view
+
+
+def _kernel_lines(view: RunView) -> list[PlacedLine]:
+    """Return what the host's kernel said about the failure, as the supervisor picked it out by time."""
+    return [
+        PlacedLine(line=parse_line(notice.text), segment=f"events/{notice.writer}.jsonl", number=0)
+        for notice in view.notices
+        if notice.code == "kernel"
+    ]
 
 
 def _stream(files: Sequence[Path], prefix: str) -> list[PlacedLine]:

@@ -188,6 +188,24 @@ def logs(
     return reading.logs(None if last else run_id, host, wanted)
 
 
+@command("replay", panel="Look", examples=("ctl replay --last --speed 20", "ctl replay 2562e8 --at end"))
+def replay(
+    run_id: RunArgument = None,
+    last: LastOption = False,
+    speed: Annotated[
+        float,
+        typer.Option("--speed", min=0, help="Recorded seconds a second; 0: all at once."),
+    ] = 10.0,
+    at: Annotated[str, typer.Option("--at", help="Begin there: 90s, 12m, 1h, 40% or end.")] = "0",
+    progress: ProgressOption = "auto",
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Play a recorded run, or the folder of one, through the dashboard, at the times of then."""
+    from controller import viewing
+
+    return viewing.replay(None if last else run_id, speed=speed, at=at, progress=progress)
+
+
 @command("triage", panel="Look", examples=("ctl triage vllm.log", "ctl triage node0.log node1.log --json"))
 def triage(
     files: Annotated[

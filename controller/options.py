@@ -39,6 +39,12 @@ RunArgument = Annotated[
         metavar="[RUN]", help="A run id, or a part of it; default: the last.", autocompletion=completion.runs
     ),
 ]
+RunsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RUN]...", help="Run ids, or parts of them; default: the last.", autocompletion=completion.runs
+    ),
+]
 LastOption = Annotated[bool, typer.Option("--last", help="The last launched run.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Delete or move what is shown, without asking.")]

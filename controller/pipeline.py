@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from controller.core import planner, shape
 from controller.core.errors import CtlError, LaunchUnknown, RefusedError, UsageError
 from controller.core.model import Host, Overrides, Playbook
 from controller.localdata import LocalData, local_data
+from controller.localdisk import before_launch, copying
 from controller.payload import load_payload
 from controller.run import Run, Sink, load_plan
 from controller.runfolder import RunFolder, find_run
@@ -100,7 +101,7 @@ def _planned(
     chosen = workspace.playbook(playbook, target)
     data = local_data(overrides.data or chosen.data.path, workspace.cwd)
     pushed = data.path_on(target) if data else None
-    plan = make(target, chosen, **_stamp(), overrides=overrides, pushed=pushed)
+    plan = make(target, chosen, **stamp(), overrides=overrides, pushed=pushed)
     return Intention(
         plan=planner.with_queue(plan) if wait else plan,
         host=target,
@@ -130,7 +131,7 @@ def plan_convert(
             f"{folder.path} holds no plan", fix=f"attach first: `ctl attach {folder.run_id} --host HOST`"
         )
     target = workspace.config.host(host or source["host"]["name"])
-    plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **_stamp())
+    plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **stamp())
     return Intention(
         plan=plan,
         host=target,
@@ -151,7 +152,7 @@ def plan_command(
 ) -> Intention:
     """Plan a run of any command without connecting. Raises UsageError, ConfigError."""
     target = workspace.config.host(host)
-    plan = planner.make_command_plan(target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, **_stamp())
+    plan = planner.make_command_plan(target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, **stamp())
     return Intention(
         plan=planner.with_queue(plan) if wait else plan,
         host=target,
@@ -166,14 +167,14 @@ def new_run_id(now: datetime | None = None) -> str:
     return planner.new_run_id(now or datetime.now(UTC), secrets.token_bytes(3))
 
 
-class _Stamp(TypedDict):
+class Stamp(TypedDict):
     run_id: str
     created: str
     payload: str
     ctl_version: str
 
 
-def _stamp() -> _Stamp:
+def stamp() -> Stamp:
     """What makes one plan differ from another of the same intention."""
     now = datetime.now(UTC)
     return {
@@ -200,9 +201,10 @@ def launch(
     Raises ConnectionFailed, RefusedError, RemoteFailed; LaunchUnknown if nobody can say whether it was launched.
     """
     plan = intention.plan
-    folder = RunFolder.create(intention.runs_dir, plan["run_id"])
-    folder.write_plan(plan)
-    folder.write_local(host=plan["host"], status="planned")
+    with before_launch(intention.runs_dir):
+        folder = RunFolder.create(intention.runs_dir, plan["run_id"])
+        folder.write_plan(plan)
+        folder.write_local(host=plan["host"], status="planned")
     with ExitStack() as undo:
         transport = open_transport(intention.host, ask=ask, pause=pause)
         undo.callback(transport.close)
@@ -222,16 +224,21 @@ def launch(
                 outcome.allowed,
             )
             _confirm(ctx, plan, outcome.listings, confirm)
-            folder.write_plan(plan)
-            # From here on the host may hold the run, whatever happens to us.
-            folder.write_local(status="unknown")
+            with before_launch(intention.runs_dir):
+                folder.write_plan(plan)
+                # From here on the host may hold the run, whatever happens to us.
+                folder.write_local(status="unknown")
+                run.flush()
             launch_stage.run(ctx, plan, intention.secret_values)
         except LaunchUnknown:
             raise
         except (CtlError, KeyboardInterrupt):
-            folder.write_local(status="refused")
+            # What kept it from being launched is worth more than a full disk that keeps it from being noted.
+            with suppress(OSError):
+                folder.write_local(status="refused")
             raise
-        folder.write_local(status="launched")
+        with copying(folder.path):
+            folder.write_local(status="launched")
         _remember(ctx, plan, folder)
         undo.pop_all()
     return run
@@ -337,20 +344,31 @@ def open_run(
 
 def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Sink], ask: Ask | None) -> Run:
     """Find a run that was launched elsewhere: the host's own list says which payload operates it."""
-    with host_context(host, ask=ask) as ctx:
-        listed = list_runs(ctx)["runs"]
+    with ExitStack() as undo:
+        transport = open_transport(host, ask=ask)
+        undo.callback(transport.close)
+        ctx = _pushed_context(host, transport)
+        run_id, payload = _listed_run(ctx, run_id)
+        with copying(workspace.runs_dir / run_id):
+            folder = RunFolder.create(workspace.runs_dir, run_id)
+            folder.write_local(host=host.record(), status="launched")
+        undo.pop_all()  # the connection goes on to serve the run
+    return Run(folder, transport, host.record(), payload, sinks, afterwards=Afterwards.of(host))
+
+
+def _listed_run(ctx: Context, run_id: str) -> tuple[str, str]:
+    """Return the whole id of a run that the host lists, and its payload. Raises UsageError."""
+    host = ctx.host["name"]
+    listed = list_runs(ctx)["runs"]
     matches = [row for row in listed if row["run_id"].startswith(run_id) or row["run_id"].endswith(run_id)]
     if len(matches) != 1:
         raise UsageError(
-            f"{run_id!r} is ambiguous on {host.name}" if matches else f"no run {run_id!r} on {host.name}",
+            f"{run_id!r} is ambiguous on {host}" if matches else f"no run {run_id!r} on {host}",
             why=", ".join(row["run_id"] for row in matches),
-            fix=f"list its runs with `ctl ps --host {host.name}`",
+            fix=f"list its runs with `ctl ps --host {host}`",
             code="run-unknown",
         )
-    folder = RunFolder.create(workspace.runs_dir, matches[0]["run_id"])
-    folder.write_local(host=host.record(), status="launched")
-    transport = open_transport(host, ask=ask)
-    return Run(folder, transport, host.record(), matches[0]["payload"], sinks, afterwards=Afterwards.of(host))
+    return matches[0]["run_id"], matches[0]["payload"]
 
 
 # ------------------------------------------------------------------------------------- a host itself
@@ -360,9 +378,13 @@ def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Si
 def host_context(host: Host, *, ask: Ask | None, emit: Emit | None = None) -> Iterator[Context]:
     """Connect to a host, push the payload, and yield a context for its verbs (ps, probe)."""
     with open_transport(host, ask=ask) as transport:
-        ctx = Context(transport=transport, host=host.record(), payload=load_payload().digest, emit=emit or _discard)
-        _connect_and_push(ctx)
-        yield ctx
+        yield _pushed_context(host, transport, emit)
+
+
+def _pushed_context(host: Host, transport: Transport, emit: Emit | None = None) -> Context:
+    ctx = Context(transport=transport, host=host.record(), payload=load_payload().digest, emit=emit or _discard)
+    _connect_and_push(ctx)
+    return ctx
 
 
 def list_runs(ctx: Context) -> dict[str, Any]:

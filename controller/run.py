@@ -14,7 +14,8 @@ from controller.core.errors import CtlError, ExitCode, JobFailed, JobStopped, Re
 from controller.core.events import Event
 from controller.core.usage import usage
 from controller.diagnosis import with_triage
-from controller.runfolder import Recorder, RunFolder, room_for
+from controller.localdisk import copying
+from controller.runfolder import Recorder, RunFolder
 from controller.stages import stop as stop_stage
 from controller.stages import watch as watch_stage
 from controller.stages.base import Context
@@ -78,6 +79,10 @@ class Run:
         """For the pipeline's stages."""
         return self._context
 
+    def flush(self) -> None:
+        """Have all that was seen from here on disk. Raises OSError."""
+        self._recorder.flush()
+
     def add_sink(self, sink: Sink) -> None:
         self._sinks.append(sink)
 
@@ -128,7 +133,7 @@ class Run:
 
     def watch(self, *, patience_s: float = PATIENCE_S, follow: bool = True) -> watch_stage.WatchOutcome:
         """Copy the run's streams here until it ends, `detach()` is called, or patience ends."""
-        with room_for(self._folder), self._folder.watching():
+        with copying(self._folder.path), self._folder.watching():
             self._recorder("stage", name="watch", status="started")
             self._outcome = watch_stage.run(
                 self._context,

@@ -19,12 +19,13 @@ from pathlib import Path
 
 from controller.core.config import BUILT_IN, Config, build, settings
 from controller.core.errors import ConfigError, UsageError
-from controller.core.model import Host, Playbook, Secret
+from controller.core.model import Host, Playbook
 from controller.core.playbook import parse_playbook
 from controller.core.redaction import is_secret
 from controller.core.sources import Layer, Source, includes
 from controller.core.suggest import did_you_mean
 from controller.core.tomltext import parse
+from controller.secretsources import read_secret
 
 MAX_SSH_INCLUDES = 64
 """Files read for ssh aliases; OpenSSH itself allows includes 16 deep."""
@@ -98,22 +99,8 @@ class Workspace:
         """
         env = {**host.env, **(playbook.env if playbook else {})}
         values = {name: value for name, value in env.items() if is_secret(name)}
-        return {**values, **{name: self._secret(name, source, host) for name, source in host.secrets.items()}}
-
-    def _secret(self, name: str, source: Secret, host: Host) -> str:
-        where = f"secret `{name}` of host `{host.name}`"
-        if source.env is not None:
-            value = self.environ.get(source.env)
-            if not value:
-                raise ConfigError(
-                    f"{where} is not set", fix=f"set {source.env} in your environment", code="no-secret"
-                )
-            return value
-        assert source.file is not None
-        text = _read(Path(source.file))
-        if not text or not text.strip():
-            raise ConfigError(f"{where} has no value", fix=f"write it into {source.file}", code="no-secret")
-        return text.rstrip("\r\n")
+        named = {name: read_secret(name, source, host.name, self.environ) for name, source in host.secrets.items()}
+        return {**values, **named}
 
 
 def load_workspace(

@@ -9,7 +9,8 @@
         AuthenticationError   the host accepted none of our keys
       ConnectionLost          the connection broke while something was under way (4)
       RemoteFailed            a command of ours failed on the host (1)
-      LocalDiskFull           no room here for a run's copy; the run goes on (8)
+      LocalDiskError          a file cannot be written on this workstation (1)
+        CopyFailed            the copy of a run; the run itself is not affected (8)
       LaunchUnknown           launch could be neither confirmed nor denied (9)
       JobFailed               the job failed (100)
       JobStopped              the job was stopped (103)
@@ -126,11 +127,16 @@ class RemoteFailed(CtlError):
     code = "remote-failed"
 
 
-class LocalDiskFull(CtlError):
-    """This workstation has no room for the copy of a run; the run itself is not affected."""
+class LocalDiskError(CtlError):
+    """A file of this workstation cannot be written: no room (`local-disk-full`), or no right (`local-unwritable`)."""
+
+    code = "local-disk-full"
+
+
+class CopyFailed(LocalDiskError):
+    """The copy of a run cannot be written here; the run itself is not affected."""
 
     exit_code = ExitCode.DETACHED
-    code = "local-disk-full"
 
 
 class LaunchUnknown(CtlError):

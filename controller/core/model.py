@@ -69,15 +69,22 @@ class _Model(BaseModel):
 
 
 class Secret(_Model):
-    """Where the value of a secret environment variable is found on the workstation: exactly one of the two."""
+    """Where the value of a secret environment variable is found on the workstation: exactly one of the three."""
 
     env: Text | None = None
     file: Text | None = None
+    keyring: Text | None = None
+    """The service under which the keyring holds it; `account` is whose it is there."""
+    account: Text | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if (self.env is None) == (self.file is None):
-            raise refusal("a secret has exactly one source", 'write { env = "LOCAL_NAME" } or { file = "path" }')
+        if [self.env, self.file, self.keyring].count(None) != 2:
+            words = 'write { env = "LOCAL_NAME" }, { file = "path" } or { keyring = "service", account = "name" }'
+            raise refusal("a secret has exactly one source", words)
+        if (self.keyring is None) != (self.account is None):
+            words = 'write { keyring = "service", account = "name" }'
+            raise refusal("`keyring` and `account` belong together", words)
         return self
 
 

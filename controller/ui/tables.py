@@ -252,6 +252,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     if summary.get("model"):
         layers = f" ({summary['num_layers']} layers)" if summary.get("num_layers") else ""
         yield "model", Text(clean(summary["model"]) + layers)
+    yield from _provision_rows(summary)
     yield from _proof_rows(summary)
     cause = summary.get("triage")
     if isinstance(cause, Mapping):
@@ -264,6 +265,22 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
         price = f"; {cost['total']:,.2f} at {cost['price_per_gpu_hour']:g} an hour" if cost else ""
         yield "used", Text(f"{summary['gpu_hours']:.2f} GPU-hours{price}")
     yield "after", Text(clean_text(summary.get("gpus_clean")))
+
+
+def _provision_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
+    """What `ctl hosts setup` and `ctl hosts fetch-model` left on the host."""
+    environment, fetched = summary.get("environment"), summary.get("fetched")
+    if isinstance(environment, Mapping):
+        yield "python", text(f"{environment.get('python')} in {environment.get('path')}")
+        cuda = environment.get("torch_cuda")
+        names = {**environment.get("packages", {}), "torch": environment.get("torch")}
+        packages = ", ".join(f"{name} {version}" for name, version in names.items() if version)
+        yield "packages", text(packages + (f", CUDA {cuda}" if cuda else ""))
+    if isinstance(fetched, Mapping):
+        yield "model", text(f"{fetched.get('repo')}, commit {fetched.get('commit')}")
+        yield "folder", text(fetched.get("path"))
+        proofs = ", ".join(f"{count} by {kind}" for kind, count in fetched.get("proved_by", {}).items() if count)
+        yield "files", text(f"{fetched.get('files')}, {bytes_text(fetched.get('bytes'))}; proved {proofs}")
 
 
 def _proof_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -170,15 +171,24 @@ def publish(path: str, write: Callable[[Sink], None]) -> tuple[int, str]:
 
 
 class _HashingSink:
+    """Writes and hashes; large pieces at the same time, in two threads, because each takes as long as the other."""
+
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.bytes = 0
         self.digest = hashlib.sha256()
 
     def write(self, data: Any) -> None:
-        view = memoryview(data)
-        for start in range(0, len(view), CHUNK):  # hash what the cache still holds from the write
-            piece = view[start : start + CHUNK]
-            write_all(self._descriptor, piece)  # type: ignore[arg-type]  # any bytes-like object
-            self.digest.update(piece)
+        view = memoryview(data).cast("B")
+        hashing = None
+        if len(view) > CHUNK:
+            hashing = threading.Thread(target=self.digest.update, args=(view,), name="ctl-hash")
+            hashing.start()
+        try:
+            write_all(self._descriptor, view)  # type: ignore[arg-type]  # any bytes-like object
+        finally:
+            if hashing is not None:
+                hashing.join()  # the caller's memory is free again once this returns, or raises
+        if hashing is None:
+            self.digest.update(view)
         self.bytes += len(view)

@@ -93,6 +93,7 @@ class SampleStore:
             raise ValueError(f"buffer_bytes {buffer_bytes} is less than {PIECES} tokens of {self.row_bytes} bytes")
         self.pool = BufferPool(buffer_bytes)
         self._piece_rows = buffer_bytes // PIECES // self.row_bytes
+        prepare_for_threads()
         self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="ctl-writer")
         self._futures: deque[Future[None]] = deque()
         self._deferred: deque[int] = deque()  # also filled by writers
@@ -319,6 +320,15 @@ def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def _rows(state: torch.Tensor, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
     parts = [state[row : row + count] for row, count in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def prepare_for_threads() -> None:
+    """Let torch rebuild its CPU thread pool now, in one thread; call it before threads use torch.
+
+    A forked process, as vLLM's workers are, has a pool whose threads are gone. Each thread's first operation replaces
+    it, without a lock: two at once find none ("Invalid thread pool!", aten/src/ATen/ParallelOpenMP.cpp).
+    """
+    torch.set_num_threads(torch.get_num_threads())
 
 
 def is_streamed(size: int, buffer_bytes: int) -> bool:

@@ -18,12 +18,17 @@ MAX_BODY = 1 << 26
 """64 MiB: one frame of a log or an upload; larger things are sent in pieces."""
 
 
-def pack_frame(header: Dict[str, Any], body: bytes = b"") -> bytes:
-    """Return one frame: two big-endian uint32 (header length, body length), the header as JSON, the body."""
+def pack_head(header: Dict[str, Any], body_bytes: int) -> bytes:
+    """Return a frame up to its body, which is to follow: two big-endian uint32 (header length, body length), JSON."""
     head = json.dumps(header, separators=(",", ":")).encode()
-    if len(head) > MAX_HEADER or len(body) > MAX_BODY:
-        raise ProtocolError("frame too large: header %d, body %d bytes" % (len(head), len(body)))
-    return _FRAME.pack(len(head), len(body)) + head + body
+    if len(head) > MAX_HEADER or body_bytes > MAX_BODY:
+        raise ProtocolError("frame too large: header %d, body %d bytes" % (len(head), body_bytes))
+    return _FRAME.pack(len(head), body_bytes) + head
+
+
+def pack_frame(header: Dict[str, Any], body: bytes = b"") -> bytes:
+    """Return one whole frame."""
+    return pack_head(header, len(body)) + body
 
 
 class FrameReader:
@@ -48,7 +53,8 @@ class FrameReader:
             header = json.loads(self._buffer[_FRAME.size : _FRAME.size + head])
             if not isinstance(header, dict):
                 raise ProtocolError("frame header is not an object")
-            payload = bytes(self._buffer[_FRAME.size + head : end])
+            with memoryview(self._buffer) as view:  # a slice of the buffer itself would be one copy more
+                payload = bytes(view[_FRAME.size + head : end])
             del self._buffer[:end]
             yield header, payload
 

@@ -27,6 +27,8 @@ VERBS = {
     "data": ("data", "receive"),
     "look": ("sweeping", "look"),
     "sweep": ("sweeping", "sweep"),
+    "environment": ("environment", "look"),
+    "hub": ("hub", "listing"),
     "supervise": ("supervisor", "main"),
     "pump": ("pump", "main"),
 }

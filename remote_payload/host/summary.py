@@ -53,7 +53,9 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
     problems += verify.pop("problems", [])
     reason = EndReason(result["end_reason"])
     if reason not in (EndReason.SUCCEEDED, EndReason.STOPPED, EndReason.CANCELLED):
-        problems.append({"code": reason.value, "what": result["message"], "why": "", "fix": FIXES[reason]})
+        extracting = reason is not EndReason.VERIFY_FAILED or plan["job"]["kind"] in ("extract", "convert")
+        fix = FIXES[reason] if extracting else "see what the verify step found, above; mend it and run again"
+        problems.append({"code": reason.value, "what": result["message"], "why": "", "fix": fix})
     if result["gpus_clean"] is False:
         problems.append(
             {

@@ -30,6 +30,7 @@ from remote_payload.host.finish import (
 )
 from remote_payload.host.gpus import Sampler, list_gpus, select_gpus
 from remote_payload.host.journal import EventWriter, complain
+from remote_payload.host.kernel_notes import kernel_notes
 from remote_payload.host.layout import Layout
 from remote_payload.host.lease import Claim, Lease, LeaseRefused, lease_folder, take
 from remote_payload.host.leftovers import Baseline, busy_gpus, measure
@@ -100,7 +101,12 @@ class Supervisor:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_term)
         become_subreaper()
-        sampler = Sampler(self._emit, self._plan["host"]["accelerator"] == Accelerator.CUDA.value)
+        outputs = self._plan["job"]["outputs"]
+        sampler = Sampler(
+            self._emit,
+            self._plan["host"]["accelerator"] == Accelerator.CUDA.value,
+            outputs[0]["path"] if outputs else None,
+        )
         try:
             reserve_space(self._paths)
             self._launch()
@@ -326,6 +332,9 @@ class Supervisor:
         if self._lease is not None:
             self._lease.release(clean=done.clean is True)
         self._emit("notice", level="info" if done.clean is True else "warn", code="gpus-clean", text=done.evidence)
+        if ending.end_reason not in (EndReason.SUCCEEDED, EndReason.STOPPED):
+            for text in kernel_notes(boot_seconds() - self._boot_s):
+                self._emit("notice", level="warn", code="kernel", text=text)
         self._emit(
             "end",
             end_reason=ending.end_reason.value,

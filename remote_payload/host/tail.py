@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Dict, Iterator, Optional, Tuple
 
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import CHUNK
-from remote_payload.host.framing import pack_frame
+from remote_payload.host.framing import pack_head
 from remote_payload.host.layout import LOG_GAPS, LOG_TIMES, MIRRORED_DOCUMENTS, MIRRORED_STREAMS, Layout, check_run_id
 from remote_payload.host.protocol import check_record
 from remote_payload.host.ps import Standing, judge_run
@@ -59,6 +59,8 @@ class Tail:
         self._interval_s = float(request.get("interval_s", DEFAULT_INTERVAL_S))
         self._cursor: Dict[str, int] = dict(request["cursor"])
         self._documents: Dict[str, str] = dict(request["documents"])
+        # Of files that were sent from their first byte on; for others the end reads once more what was sent before.
+        self._digests: Dict[str, Any] = {}
         self._stamps: Dict[str, Tuple[int, int, int]] = {}
         self._keeper = PumpKeeper(request["workdir"], request["run_id"])
         self._standing: Optional[Standing] = None
@@ -118,6 +120,10 @@ class Tail:
                         if not data:
                             break
                         self._send({"type": "append", "path": relpath, "offset": offset}, data)
+                        if offset == 0:
+                            self._digests[relpath] = hashlib.sha256()
+                        if relpath in self._digests:
+                            self._digests[relpath].update(data)
                         offset += len(data)
                         sent = True
                         self._send_status()
@@ -150,7 +156,8 @@ class Tail:
         for relpath, path in self._streams():
             size = self._cursor.get(relpath, 0)
             with contextlib.suppress(FileNotFoundError):  # given up under the log cap: a later contact tells the gap
-                files[relpath] = {"size": size, "sha256": _prefix_digest(path, size)}
+                sent = self._digests.get(relpath)
+                files[relpath] = {"size": size, "sha256": sent.hexdigest() if sent else _prefix_digest(path, size)}
             self._send_status()
         self._send({"type": "end", "state": standing.state.value, "files": files})
 
@@ -164,7 +171,8 @@ class Tail:
                     yield "%s/%s" % (folder, name), os.path.join(path, name)
 
     def _send(self, header: Dict[str, Any], body: bytes = b"") -> None:
-        self._out.write(pack_frame(header, body))
+        self._out.write(pack_head(header, len(body)))
+        self._out.write(body)
         self._out.flush()
 
 

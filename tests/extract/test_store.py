@@ -114,6 +114,42 @@ def test_the_kernel_measures_what_the_operations_measure() -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
+THREADS_AFTER_FORK = """
+import os, threading, torch
+from remote_payload.extract.store import prepare_for_threads
+
+torch.set_num_threads(1)
+torch.ones(1 << 20).isfinite()
+failed = 0
+for _ in range(40):  # without the preparation about one in ten fails
+    child = os.fork()
+    if not child:
+        prepare_for_threads()
+        gate, errors = threading.Barrier(16), []
+
+        def measure():
+            gate.wait()
+            try:
+                torch.ones(1 << 16).isfinite()
+            except RuntimeError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=measure) for _ in range(16)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        os._exit(bool(errors))
+    failed += os.waitpid(child, 0)[1] != 0
+raise SystemExit(failed)
+"""
+
+
+def test_writers_of_a_forked_worker_can_use_torch_at_once() -> None:
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    argv = [sys.executable, "-c", THREADS_AFTER_FORK]
+    done = subprocess.run(argv, env=env, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
 def test_rows_of_neighbouring_spans_are_taken_as_they_lie(tmp_path: Path) -> None:
     store = make_store(tmp_path, torch.float32)
     state = torch.arange(10 * HIDDEN, dtype=torch.float32, device=DEVICE).view(10, HIDDEN)
