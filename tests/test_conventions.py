@@ -86,6 +86,8 @@ def test_examples_stand_before_the_options(capsys: pytest.CaptureFixture[str]) -
         (["extract", "--progress", "jsn"], 2, "did you mean `json`?"),
         (["plan", "--host", "gpu2"], 2, "did you mean `gpu1`?"),
         (["plan", "--host", "gpu1", "--playbook", "eagle3-kimi"], 2, "did you mean `eagle3-kimi-k2.5`?"),
+        (["plan", "--host", "gpu1", "--stale", "claer"], 2, "did you mean `clear`?"),
+        (["plan", "--host", "gpu1", "--format", "specforg"], 2, "did you mean `specforge`?"),
         (["help", "exit-code"], 2, "did you mean `exit-codes`?"),
         (["attach", "none-such"], 2, "ctl ps --host HOST"),
     ],
