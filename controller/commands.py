@@ -50,19 +50,13 @@ def plan_convert(
     return pipeline.plan_convert(load_workspace(), run_id, host, to=to, output=output, stale=stale, adopt=adopt)
 
 
-def plan_command(
-    host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None, wait: bool = False
-) -> Intention:
-    return pipeline.plan_command(load_workspace(), host, argv, name=name, cwd=cwd, wait=wait)
-
-
 def show_plan(intention: Intention, *, as_json: bool) -> None:
     from controller.payload import load_payload
     from controller.ui.tables import print_intention
 
     payload = load_payload()
     described = describe(
-        intention.plan, intention.playbook, payload_files=len(payload.files), payload_bytes=payload.size
+        intention.plan, intention.extraction, payload_files=len(payload.files), payload_bytes=payload.size
     )
     if as_json:
         print_json(described)
@@ -155,7 +149,7 @@ def _report(run: Run, *, as_json: bool) -> ExitCode:
         print_stopped(summary)
         return exit_code(error)
     if error is not None:
-        print_problems((summary or {}).get("problems", []), run.folder.path / "log")
+        print_problems(summary.get("problems", []) if summary else [], run.folder.path / "log")
         cause = _cause(run, summary)
         if cause:
             # The error that is raised says the remedy of a known cause, as the last line of all.
@@ -250,10 +244,12 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
     if as_json:
         print_json(document)
     else:
+        from controller.reporting import print_samples
         from controller.ui.errors import print_problems, print_stopped, print_triage
         from controller.ui.tables import print_summary
 
         print_summary(out_console(), document)
+        print_samples(run.folder)
         if document.get("end_reason") in ASKED_FOR:
             print_stopped(document, out_console())
         elif document.get("problems"):

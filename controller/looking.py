@@ -188,7 +188,21 @@ def logs(
     return reading.logs(None if last else run_id, host, wanted)
 
 
-@command("replay", panel="Look", examples=("ctl replay --last --speed 20", "ctl replay 2562e8 --at end"))
+@command("stacks", panel="Look", examples=("ctl stacks --last", "ctl stacks 2562e8 --json"))
+def stacks(
+    run_id: RunArgument = None,
+    last: LastOption = False,
+    host: HostOption = None,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Show what every Python process of a living run is doing (needs py-spy on the host); nothing is stopped."""
+    from controller import commandverbs
+
+    return commandverbs.show_stacks(None if last else run_id, host, as_json=as_json)
+
+
+@command("replay", panel="Look", examples=("ctl replay --last --speed 20", "ctl replay 2562e8 --at 40%"))
 def replay(
     run_id: RunArgument = None,
     last: LastOption = False,
@@ -228,10 +242,28 @@ def summary(
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> ExitCode:
-    """Show what a run wrote: samples, tokens, shapes, norms, NaN counts, problems."""
+    """Show what a run wrote: samples or files, shapes, dtypes, norms, NaN counts, problems."""
     from controller import commands
 
     return commands.summary(None if last else run_id, host, as_json=as_json)
+
+
+@command("report", panel="Look", examples=("ctl report --last --open", "ctl report 2562e8 -o report.html"))
+def report(
+    run_id: RunArgument = None,
+    last: LastOption = False,
+    host: HostOption = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: report.html in ctl-runs/RUN/.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Write a run as one HTML file that needs no network: stages, GPUs, norms, samples, problems, repetition."""
+    from controller import reporting
+
+    return reporting.report(None if last else run_id, host, output=output, show=show, as_json=as_json)
 
 
 @command("diff", panel="Look", examples=("ctl diff 2562e8 9a7b41", "ctl diff 2562e8 9a7b41 --json | jq .changes"))
@@ -281,7 +313,7 @@ def help_topic(
     ] = None,
     verbose: VerboseOption = False,
 ) -> None:
-    """Explain a verb, or what belongs to no single one: exit-codes, environment, json, boundaries, hooks."""
+    """Explain a verb, or what belongs to no single one: exit-codes, environment, json, run, boundaries, hooks."""
     from controller.core.suggest import did_you_mean
     from controller.topics import TOPICS
 

@@ -67,6 +67,16 @@ class CtlError(Exception):
     def __str__(self) -> str:
         return ": ".join(part for part in (self.what, self.why) if part)
 
+    def _render_traceback_(self) -> list[str]:
+        """For IPython: what a person reads in place of frames of ours. Control characters of a host are left out."""
+        lines = [f"{type(self).__name__}: {self.what}"]
+        lines += [f"  {part}" for part in self.why.splitlines()]
+        lines += [
+            f"  fix: {part}" if number == 0 else f"       {part}" for number, part in enumerate(self.fix.splitlines())
+        ]
+        lines += [f"  code: {self.code}"]
+        return ["".join(filter(str.isprintable, line)) for line in lines]
+
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form: {code, what, why, fix} and `data` where there is any."""
         record: dict[str, object] = {"code": self.code, "what": self.what, "why": self.why, "fix": self.fix}

@@ -48,6 +48,8 @@ class Expectations:
     gpu_name: str | None = None
     bytes_expected: int | None = None
     min_free_bytes: int | None = None
+    min_memory_bytes: int | None = None
+    programs: Sequence[str] = ()
     allow: Sequence[str] = ()
 
 
@@ -72,6 +74,7 @@ def run(ctx: Context, plan: Plan, expected: Expectations) -> PreflightOutcome:
             "deadline_s": PROBE_DEADLINE_S,
             "lease_dir": plan["host"]["lease_dir"],
             "kind": plan["job"]["kind"],
+            "programs": list(expected.programs),
         },
         timeout=PROBE_DEADLINE_S + 15,
     )
@@ -81,6 +84,7 @@ def run(ctx: Context, plan: Plan, expected: Expectations) -> PreflightOutcome:
         gpu_name=expected.gpu_name,
         bytes_expected=expected.bytes_expected,
         min_free_bytes=expected.min_free_bytes,
+        min_memory_bytes=expected.min_memory_bytes,
         allow=expected.allow,
     )
     for finding in found:

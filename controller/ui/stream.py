@@ -257,12 +257,15 @@ def progress_line(view: RunView) -> str:
     progress = view.progress
     if progress is None:
         return "no samples yet"
-    parts = [f"{count_text(progress.done)} of {count_text(progress.total)} samples"]
+    of = "" if progress.total is None else f" of {count_text(progress.total)}"
+    parts = [f"{count_text(progress.done)}{of} {clean(progress.unit)}"]
     if progress.fraction is not None:
         parts[0] += f" ({progress.fraction * 100:.0f} %)"
     if view.tokens_per_s is not None:
         parts.append(f"{count_text(view.tokens_per_s)} tokens/s")
-    parts.append(bytes_text(progress.bytes))
+    if progress.bytes or progress.unit == "samples":
+        parts.append(bytes_text(progress.bytes))
+    parts += [f"{clean(name)} {clean(value)}" for name, value in progress.values.items()]
     parts += [
         f"{count_text(n)} {word}" for n, word in ((progress.skipped, "skipped"), (progress.failed, "failed")) if n
     ]

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class Buffer:
     hidden: torch.Tensor | None
     statistics: torch.Tensor
     started: float  # time.monotonic()
+    record_id: str | None = None
     scales: torch.Tensor | None = None  # fp32 [tokens], with fp8
     spill: Spill | None = None
     writes: list[Future[None]] = field(default_factory=list)
@@ -98,7 +100,9 @@ class SampleStore:
         self._futures: deque[Future[None]] = deque()
         self._deferred: deque[int] = deque()  # also filled by writers
 
-    def open(self, index: int, token_ids: list[int], loss_spans: list[list[int]] | None) -> Buffer | None:
+    def open(
+        self, index: int, token_ids: list[int], loss_spans: list[list[int]] | None, record_id: str | None = None
+    ) -> Buffer | None:
         """Return a buffer for a sample; None if there is no room for it: it is deferred.
 
         Raises the error of a failed write.
@@ -113,8 +117,9 @@ class SampleStore:
             index=index,
             token_ids=array("q", token_ids).tobytes(),
             loss_spans=loss_spans,
+            record_id=record_id,
             hidden=None if streamed else self._host_tensor(tokens, self._hidden, self._dtype),
-            spill=Spill(self._output, self._form, index, tokens, self.row_bytes) if streamed else None,
+            spill=self._spill(index, tokens) if streamed else None,
             statistics=self._host_tensor(tokens, STATISTICS, torch.float32),
             started=time.monotonic(),
             scales=torch.empty(tokens, dtype=torch.float32, pin_memory=pinned) if self._fp8 else None,
@@ -188,6 +193,10 @@ class SampleStore:
 
     # ---------------------------------------------------------------------------------- inside
 
+    def _spill(self, index: int, tokens: int) -> Spill:
+        states = len(self._boundaries)
+        return Spill(self._output, self._form, index, tokens, states, self.row_bytes // states)
+
     def _host_tensor(self, tokens: int, width: int, dtype: torch.dtype) -> torch.Tensor:
         # torch caches pinned memory, so that reuse costs no allocation.
         return torch.empty((tokens, len(self._boundaries), width), dtype=dtype, pin_memory=self._stream is not None)
@@ -244,8 +253,10 @@ class SampleStore:
         try:
             if copied is not None:
                 copied.synchronize()
-            if buffer.wanted:
-                self.pool.patiently(lambda: spill.write(start, _bytes_of(piece)), lambda: buffer.wanted)
+            for place, (first, last) in enumerate(spill.planes):
+                rows = piece[:, first:last].contiguous()
+                if buffer.wanted:
+                    self.pool.patiently(partial(spill.write, place, start, _bytes_of(rows)), lambda: buffer.wanted)
         except Abandoned:
             pass  # reported as deferred by whoever gave it up
         finally:
@@ -272,6 +283,7 @@ class SampleStore:
             record = {
                 "index": buffer.index, "file": name, "tokens": buffer.tokens, "bytes": size, "sha256": sha256,
                 "token_sha256": digest, "states": states, "seconds": round(time.monotonic() - buffer.started, 6),
+                "t": round(time.time(), 3),
             }  # fmt: skip
             for ledger in self._ledgers:
                 self.pool.patiently(lambda ledger=ledger: ledger.append(record))  # type: ignore[misc]  # bound early

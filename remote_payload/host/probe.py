@@ -21,6 +21,7 @@ from remote_payload.host.probe_gpus import probe_cpu, probe_gpus
 from remote_payload.host.probe_inputs import probe_data, probe_model
 from remote_payload.host.probe_machine import probe_disk, probe_environment, probe_memory
 from remote_payload.host.probe_processes import probe_processes
+from remote_payload.host.probe_programs import probe_programs
 from remote_payload.host.protocol import WIRE, Accelerator, check_record
 from remote_payload.host.sections import Note, Results, Section, run_sections
 
@@ -35,6 +36,7 @@ DEADLINES_S = {
     "capability": 10.0,  # a second of reading, after the environment has said where vLLM lies
     "outputs": 30.0,  # a million entries take about 10 s
     "lease": 5.0,
+    "programs": 5.0,
 }
 """Of each section, seconds; a healthy host needs a fraction of them."""
 
@@ -108,6 +110,8 @@ def plan_sections(request: Dict[str, Any]) -> List[Section]:
         "outputs": lambda note, results: {"outputs": [_output(note, output) for output in outputs]},
         "lease": lease,
     }
+    if request.get("programs"):
+        runs["programs"] = lambda note, results: probe_programs(note, request["programs"])
     if model is not None:
         runs["model"] = lambda note, results: probe_model(note, model)
         runs["capability"] = capability

@@ -13,6 +13,7 @@ from remote_payload.host.children import reap_adopted
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import read_json, write_json
 from remote_payload.host.finish import Ending, clean_up, read_baseline, write_result
+from remote_payload.host.follow import collect_faults
 from remote_payload.host.journal import EventWriter
 from remote_payload.host.layout import Layout, RunPaths, check_run_id
 from remote_payload.host.lease import clear_record
@@ -135,6 +136,7 @@ def _stop_in_its_place(workdir: str, paths: RunPaths, run: Dict[str, Any], grace
         keeper=keeper,
         cgroup=cgroup,
     )
+    collect_faults(paths, run_id, plan["host"]["name"])
     leftovers = list(done.leftovers)
     for path in baseline.leases if baseline else []:
         problem = clear_record(path, run_id, done.clean is True)
