@@ -238,8 +238,8 @@ def attach(
     """Watch a run that is under way, or several; what was missed is caught up."""
     from controller import commands
 
-    wanted = [None] if last or not run_ids else list(dict.fromkeys(run_ids))
     view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
+    wanted = [None] if last or not run_ids else list(dict.fromkeys(run_ids))
     return commands.attach(wanted, host, progress=view, as_json=as_json)
 
 

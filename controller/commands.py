@@ -12,7 +12,7 @@ from typing import Any
 
 from controller import diagnosis, pipeline, viewing
 from controller.core import shares
-from controller.core.errors import ExitCode, JobStopped, LocalDiskError, RefusedError, UsageError
+from controller.core.errors import ExitCode, Interrupted, JobStopped, LocalDiskError, RefusedError, UsageError
 from controller.core.intention import describe
 from controller.core.model import Overrides
 from controller.known import RunControls, known_of
@@ -85,10 +85,13 @@ def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress:
             with view.paused():
                 return ask_yes_no(question)
 
-        run = pipeline.launch(intention, sinks=[sink], ask=ask, pause=view.paused, confirm=confirm)
+        try:
+            run = pipeline.launch(intention, sinks=[sink], ask=ask, pause=view.paused, confirm=confirm)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted: nothing was launched") from None
         stack.callback(run.close)
         if detach:
-            return _detached(run)
+            return _detached(run, as_json=as_json)
         sink.control(RunControls(run))
         return _watch(run, as_json=as_json, view_stack=stack)
 
@@ -120,10 +123,10 @@ def _watch(run: Run, *, as_json: bool, view_stack: ExitStack) -> ExitCode:
         outcome = run.watch()
     except KeyboardInterrupt:
         view_stack.close()
-        return _detached(run)
+        return _detached(run, as_json=as_json)
     view_stack.close()
     if not outcome.ended:
-        return _detached(run)
+        return _detached(run, as_json=as_json)
     return _report(run, as_json=as_json)
 
 
@@ -163,7 +166,10 @@ def _cause(run: Run, summary: Mapping[str, Any] | None) -> Mapping[str, Any] | N
     return found.record() if found else None
 
 
-def _detached(run: Run) -> ExitCode:
+def _detached(run: Run, *, as_json: bool) -> ExitCode:
+    if as_json:
+        print_json({"schema_version": 1, "detached": True, "run_id": run.id, "host": run.host, "state": run.state})
+        return ExitCode.DETACHED
     console = err_console()
     console.print(f"detached: run {run.id} goes on, on {run.host}")
     for verb, text in (("attach", "watch it again"), ("logs -f", "read its log"), ("stop", "stop it")):

@@ -9,15 +9,7 @@ import typer
 from controller import completion
 from controller.app import hosts_app, subcommand
 from controller.core.errors import ExitCode, UsageError
-from controller.options import (
-    AdoptOption,
-    DetachOption,
-    JsonOption,
-    ProgressOption,
-    QuietOption,
-    VerboseOption,
-    view_mode,
-)
+from controller.options import AdoptOption, JsonOption, ProgressOption, QuietOption, VerboseOption, view_mode
 
 HostArgument = Annotated[
     str,
@@ -27,6 +19,7 @@ HostArgument = Annotated[
 ]
 DoItOption = Annotated[bool, typer.Option("--yes", "-y", help="Do what is shown, without asking.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only look at the host and show the plan.")]
+DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")]
 
 BUILDS = ("cpu", "cuda")
 TOOLS = ("auto", "uv", "pip")
@@ -35,11 +28,7 @@ TOOLS = ("auto", "uv", "pip")
 @subcommand(
     hosts_app,
     "setup",
-    examples=(
-        "ctl hosts setup gpu1 --dry-run",
-        "ctl hosts setup gpu1 --vllm 0.32.0 --tool uv",
-        "ctl hosts setup gpu1 --vllm 0.32.0 --no-index --find-links /srv/wheels --yes",
-    ),
+    examples=("ctl hosts setup gpu1 --vllm 0.32.0 --dry-run", "ctl hosts setup gpu1 --vllm 0.32.0 --yes --detach"),
 )
 def setup(
     host: HostArgument,
@@ -80,7 +69,7 @@ def setup(
     from controller import provisioning
     from controller.core.environment import PACKAGES, Wish, index_words
 
-    progress = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
+    view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
     if build not in (None, *BUILDS) or tool not in TOOLS:
         raise UsageError("`--build` is cpu or cuda, `--tool` is auto, uv or pip", why=f"given: {build or ''} {tool}")
     wish = Wish(
@@ -97,17 +86,14 @@ def setup(
         ),
     )
     return provisioning.setup(
-        host, wish, check=check, yes=yes, dry_run=dry_run, detach=detach, progress=progress, as_json=as_json
+        host, wish, check=check, yes=yes, dry_run=dry_run, detach=detach, progress=view, as_json=as_json
     )
 
 
 @subcommand(
     hosts_app,
     "fetch-model",
-    examples=(
-        "ctl hosts fetch-model gpu1 Qwen/Qwen3-8B@main --to /models/Qwen3-8B",
-        "ctl hosts fetch-model gpu1 ORGANISATION/NAME@COMMIT --token-stdin --yes < ~/.hub-token",
-    ),
+    examples=("ctl hosts fetch-model gpu1 ORG/NAME@main --to /models/NAME",),
 )
 def fetch_model(
     host: HostArgument,
@@ -140,9 +126,9 @@ def fetch_model(
     from controller import provisioning
     from controller.core.fetching import parse_model
 
+    view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
     repo, revision = parse_model(model)
-    progress = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
     return provisioning.fetch_model(
         host, repo, revision, to=to, include=include or (), exclude=exclude or (), adopt=adopt,
-        token_stdin=token_stdin, yes=yes, dry_run=dry_run, detach=detach, progress=progress, as_json=as_json,
+        token_stdin=token_stdin, yes=yes, dry_run=dry_run, detach=detach, progress=view, as_json=as_json,
     )  # fmt: skip

@@ -256,7 +256,7 @@ def summary(
     return commands.summary(None if last else run_id, host, as_json=as_json)
 
 
-@command("report", panel="Look", examples=("ctl report --last --open", "ctl report 2562e8 -o report.html"))
+@command("report", panel="Look", examples=("ctl report --last --open", "ctl report 9a7b41 -o run.html"))
 def report(
     run_id: RunArgument = None,
     last: LastOption = False,

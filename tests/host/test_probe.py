@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from support import fuse
 from support.probing import MAIN, request, run_probe
 
+from remote_payload.host import probe
 from remote_payload.host.errors import ProtocolError
 from remote_payload.host.framing import pack_frame
 from remote_payload.host.layout import OWNER_MARKER
@@ -114,17 +117,25 @@ class TestDeadline:
         for name in ("gpus", "processes", "memory", "environment", "lease", "login"):
             assert sections[name]["ok"], sections[name]
 
+    @pytest.fixture
+    def memory(self) -> Iterator[Path]:
+        """A folder on a disk of memory, where many files are made in a second."""
+        if not os.access("/dev/shm", os.W_OK):
+            pytest.skip("no shared memory here")
+        with tempfile.TemporaryDirectory(prefix="ctl-test-", dir="/dev/shm") as folder:
+            yield Path(folder)
+
     def test_a_hanging_driver_a_dead_mount_and_a_full_folder_at_once(
-        self, tmp_path: Path, dead: Path, fake_smi: Any
+        self, tmp_path: Path, dead: Path, fake_smi: Any, memory: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        full = tmp_path / "full" / "out"
-        full.mkdir(parents=True)
+        full = memory / "out"
+        full.mkdir()
         for number in range(300_000):
             os.mknod(full / f"hs_{number}.safetensors")
         fake_smi("sleep 600")
-        outputs = [
-            {"path": str(full), "root": str(tmp_path / "full"), "stale": "fail", "adopt": False},
-        ]
+        monkeypatch.setitem(probe.DEADLINES_S, "gpus", 3.0)
+        monkeypatch.setitem(probe.DEADLINES_S, "model", 3.0)
+        outputs = [{"path": str(full), "root": str(memory), "stale": "fail", "adopt": False}]
         asked = request(tmp_path, outputs=outputs, accelerator="cuda", model=str(dead), deadline_s=40.0)
         started = time.monotonic()
         sections = run_probe(asked)["sections"]

@@ -28,13 +28,15 @@ def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     text = {"num_hidden_layers": 61, "hidden_size": 7168, "dtype": "bfloat16",
+            "num_attention_heads": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+            "max_position_embeddings": 262144,
             "quantization_config": {"quant_method": "compressed-tensors"}}  # fmt: skip
     config = {"model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"], "text_config": text}
     (folder / "config.json").write_text(json.dumps(config))
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     for name in names:
         (folder / name).write_bytes(safetensors())
-    weights = {"weight_map": {"a": names[0], "b": names[1], "c": names[1]}}
+    weights = {"weight_map": {"t0": names[0], "t1": names[1]}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(weights))
     (folder / "tokenizer_config.json").write_text("{}")
     return folder
@@ -46,9 +48,11 @@ class TestModel:
         assert found["config"] == {
             "error": None, "model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"],
             "num_hidden_layers": 61, "hidden_size": 7168, "dtype": "bfloat16", "quantization": "compressed-tensors",
+            "attention_heads": 64, "kv_heads": None, "head_dim": None, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+            "max_positions": 262144, "rope": None,
         }  # fmt: skip
         assert found["shards"] == {
-            "index": True, "error": None, "files": 2, "missing": [], "empty": [], "truncated": [],
+            "index": True, "error": None, "files": 2, "missing": [], "empty": [], "truncated": [], "absent": [],
         }  # fmt: skip
         assert found["tokenizer"] == ["tokenizer_config.json"]
         assert found["total_bytes"] == sum(path.stat().st_size for path in model.iterdir())
@@ -74,6 +78,33 @@ class TestModel:
             assert shards["empty"] == [shard.name]
         else:
             assert [item["file"] for item in shards["truncated"]] == [shard.name]
+
+    def test_a_header_that_contradicts_itself(self, model: Path) -> None:
+        header = {"t": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 20]}}
+        text = json.dumps(header).encode()
+        (model / "model-00002-of-00002.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(20))
+        (found,) = probe_model(quiet, str(model))["shards"]["truncated"]
+        assert found["why"] == "its header contradicts itself at t"
+
+    def test_a_tensor_that_only_the_index_knows(self, model: Path) -> None:
+        index = model / "model.safetensors.index.json"
+        weights = json.loads(index.read_text())
+        weights["weight_map"]["lm_head.weight"] = "model-00001-of-00002.safetensors"
+        index.write_text(json.dumps(weights))
+        assert probe_model(quiet, str(model))["shards"]["absent"] == ["lm_head.weight"]
+
+    def test_code_that_the_configuration_wants_run(self, model: Path) -> None:
+        config = json.loads((model / "config.json").read_text())
+        config["auto_map"] = {
+            "AutoConfig": "configuration_kimi.KimiConfig",
+            "AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None],
+            "AutoModel": "somebody/model--modeling_other.Model",
+        }
+        (model / "config.json").write_text(json.dumps(config))
+        (model / "configuration_kimi.py").write_text("")
+        assert probe_model(quiet, str(model))["remote_code"] == {
+            "files": ["configuration_kimi.py", "tokenization_kimi.py"], "missing": ["tokenization_kimi.py"],
+        }  # fmt: skip
 
     def test_no_index_no_config_no_model(self, model: Path, tmp_path: Path) -> None:
         (model / "model.safetensors.index.json").write_text("{}")
