@@ -124,14 +124,15 @@ class LiveView:
             self._wake.set()
             if self._ticker is not None:
                 self._ticker.join(timeout=5)
-            with self._lock:
-                self._state = replace(self._state, said="", confirming=False, typing=False)
+            if self._keys is not None:
+                self._keys.stop()
+            with suppress(OSError), self._lock:  # the terminal may be gone
                 if not self._halted:
+                    # What stays is the dashboard, or the table, whatever was looked at last.
+                    self._state = UiState(opened=None if len(self._boards) > 1 else 0)
                     self._paint(keys=False)
                     self._painter.leave()
                 self._halted = True
-            if self._keys is not None:
-                self._keys.stop()
             self._suspension.__exit__(exc_type, exc, trace)
 
     # ------------------------------------------------------------------------------------------ frames
