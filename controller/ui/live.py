@@ -164,17 +164,16 @@ class LiveView:
             )
 
     def _tick_on(self) -> None:
-        """Draw a frame every REFRESH_S, and one sooner after a key, yet never more often."""
-        due = time.monotonic()
+        """Draw a frame every REFRESH_S, never more often."""
         while not self._closed.is_set():
-            due = max(due + REFRESH_S, time.monotonic())
+            due = time.monotonic() + REFRESH_S
             with self._lock:
                 if not self._halted and self._on_screen():
                     try:
                         self._paint(keys=self._keys is not None and self._keys.running)
                     except OSError:
                         return  # the terminal is gone, or its reader; the run is watched all the same
-            self._closed.wait(due - time.monotonic())
+            self._closed.wait(max(0.0, due - time.monotonic()))
 
     def _paint(self, *, keys: bool) -> None:
         size = self._size()
