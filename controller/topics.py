@@ -55,8 +55,23 @@ docs/json.md lists the fields of every verb. `extract`, `run`, `attach` and `sum
     samples {expected, written, skipped, failed, missing}, tokens, bytes, tokens_per_s, bytes_per_s
     boundaries, states [{boundary, norm_mean, norm_max, nan, inf, zero_rows}], shape {hidden, states, dtype}
     format, model, num_layers                   extraction only, like the two lines above
+    survey {files, bytes, records, groups, nan, damaged, unread}   of commands with outputs
 
 Every other verb that looks or acts has a document of its own.
+""",
+    "run": """\
+Commands
+
+    ctl run --host H -- python train.py --epochs 3    a one-off; the words after `--` are passed on as they are
+    ctl run --host H --tracebacks -- python train.py  with whole tracebacks of every Python process
+    ctl run train --host H                            the command playbook playbooks/train.toml
+    ctl run train --host H -- --epochs 5              the words follow the playbook's own
+    ctl run train --host H --dry-run                  what would be uploaded, run, deleted
+    ctl stacks --last                                 what each Python process is doing now
+    ctl summary --last                                what it wrote: shapes, dtypes, counts, NaN
+
+A playbook has `kind = "command"` and `argv`, and may have uploads, container, env, secrets, outputs, progress,
+preflight, limits, success and summary; docs/playbooks-command.md shows each.
 """,
     "boundaries": """\
 Boundaries
