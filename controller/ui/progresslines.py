@@ -63,26 +63,32 @@ def _bar(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs) -> T
     filled, rest = bar(progress.fraction, cells, ascii_only=glyphs is not UNICODE)
     well = view.end is None or view.end.end_reason == "succeeded"
     return Text.assemble(
-        (" samples".ljust(LABEL), "dim"), (filled, "cyan" if well else "red"), (rest, "bright_black"), tail
+        (f" {clean(progress.unit)}"[: LABEL - 1].ljust(LABEL), "dim"),
+        (filled, "cyan" if well else "red"),
+        (rest, "bright_black"),
+        tail,
     )
 
 
 def _figures(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs, *, disk: bool) -> Text:
     """What the samples came to. On a narrow terminal some give way; skipped and failed never do."""
     running = view.end is None
-    now = view.tokens_per_s if running else None
-    speed = view.bytes_per_s if running else None
+    # A command may count neither tokens nor bytes; what it does say, a loss for example, stands first.
+    silent = progress.unit != "samples"
+    now = view.tokens_per_s if running and not (silent and not progress.tokens) else None
+    speed = view.bytes_per_s if running and not (silent and not progress.bytes) else None
     figures = {
+        **{f"value {name}": f"{clean(name)} {clean(value)}" for name, value in progress.values.items()},
         "now": "" if now is None else f"{count_text(now)} tokens/s",
         "speed": "" if speed is None else f"{bytes_text(speed)}/s",
         "overall": "",
-        "tokens": f"{count_text(progress.tokens)} tokens",
-        "bytes": bytes_text(progress.bytes),
+        "tokens": "" if silent and not progress.tokens else f"{count_text(progress.tokens)} tokens",
+        "bytes": "" if silent and not progress.bytes else bytes_text(progress.bytes),
         "disk": f"disk {bytes_text(view.disk_free)} left" if disk and running and view.disk_free is not None else "",
         "skipped": f"{count_text(progress.skipped)} skipped" if progress.skipped else "",
         "failed": f"{count_text(progress.failed)} failed" if progress.failed else "",
     }
-    if view.tokens_per_s_overall is not None:
+    if view.tokens_per_s_overall is not None and not (silent and not progress.tokens):
         figures["overall"] = f"{count_text(view.tokens_per_s_overall)}{'' if figures['now'] else ' tokens/s'} overall"
     optional = ["overall", "tokens", "disk", "bytes", "speed"]
     while LABEL + len(glyphs.separator.join(filter(None, figures.values()))) > width and optional:

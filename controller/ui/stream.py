@@ -260,7 +260,7 @@ def progress_line(view: RunView) -> str:
     parts = [f"{count_text(progress.done)}{of} {clean(progress.unit)}"]
     if progress.fraction is not None:
         parts[0] += f" ({progress.fraction * 100:.0f} %)"
-    if view.tokens_per_s is not None:
+    if view.tokens_per_s is not None and (progress.tokens or progress.unit == "samples"):
         parts.append(f"{count_text(view.tokens_per_s)} tokens/s")
     if progress.bytes or progress.unit == "samples":
         parts.append(bytes_text(progress.bytes))
