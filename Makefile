@@ -25,5 +25,6 @@ lint: setup
 setup:
 	@tools/setup.sh
 
+# ctl-runs stays: it is the only copy of what was seen of a run whose host is gone.
 clean: demo-stop
-	rm -rf .demo .venv ctl-runs
+	rm -rf .demo .venv

@@ -5,26 +5,27 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from controller import diagnosis, pipeline, viewing
 from controller.core import shares
-from controller.core.errors import ExitCode, LocalDiskError, RefusedError, UsageError
+from controller.core.errors import ExitCode, Interrupted, JobStopped, LocalDiskError, RefusedError, UsageError
 from controller.core.intention import describe
 from controller.core.model import Overrides
 from controller.known import RunControls, known_of
 from controller.pipeline import Intention
 from controller.run import Run, exit_code
 from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run
-from controller.stages import data as data_stage
-from controller.ui.clean import text as cleaned
 from controller.ui.stream import choose_view
-from controller.ui.terminal import ask_yes_no, err_console, out_console
+from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json
 from controller.workspace import load_workspace
-from remote_payload.host.protocol import OwnedOutput
+from remote_payload.host.protocol import EndReason, OwnedOutput
+
+ASKED_FOR = (EndReason.STOPPED.value, EndReason.CANCELLED.value)
+"""Ends that somebody wanted; what processes report on the way there is no problem of the run's."""
 
 
 def plan_extract(
@@ -84,10 +85,13 @@ def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress:
             with view.paused():
                 return ask_yes_no(question)
 
-        run = pipeline.launch(intention, sinks=[sink], ask=ask, pause=view.paused, confirm=confirm)
+        try:
+            run = pipeline.launch(intention, sinks=[sink], ask=ask, pause=view.paused, confirm=confirm)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted: nothing was launched") from None
         stack.callback(run.close)
         if detach:
-            return _detached(run)
+            return _detached(run, as_json=as_json)
         sink.control(RunControls(run))
         return _watch(run, as_json=as_json, view_stack=stack)
 
@@ -119,10 +123,10 @@ def _watch(run: Run, *, as_json: bool, view_stack: ExitStack) -> ExitCode:
         outcome = run.watch()
     except KeyboardInterrupt:
         view_stack.close()
-        return _detached(run)
+        return _detached(run, as_json=as_json)
     view_stack.close()
     if not outcome.ended:
-        return _detached(run)
+        return _detached(run, as_json=as_json)
     return _report(run, as_json=as_json)
 
 
@@ -134,13 +138,17 @@ def _report(run: Run, *, as_json: bool) -> ExitCode:
             summary if summary is not None else {"schema_version": 1, "error": error.to_dict() if error else None}
         )
         return exit_code(error)
-    from controller.ui.errors import print_problems, print_triage
+    from controller.ui.errors import print_problems, print_stopped, print_triage
     from controller.ui.tables import print_summary
 
     if summary is not None:
         print_summary(out_console(), summary)
+    if isinstance(error, JobStopped) and summary is not None:
+        # Somebody asked for it, and the summary has said so: no more blocks that read like failures.
+        print_stopped(summary)
+        return exit_code(error)
     if error is not None:
-        print_problems((summary or {}).get("problems", []), run.folder.path / "log")
+        print_problems(summary.get("problems", []) if summary else [], run.folder.path / "log")
         cause = _cause(run, summary)
         if cause:
             # The error that is raised says the remedy of a known cause, as the last line of all.
@@ -158,7 +166,10 @@ def _cause(run: Run, summary: Mapping[str, Any] | None) -> Mapping[str, Any] | N
     return found.record() if found else None
 
 
-def _detached(run: Run) -> ExitCode:
+def _detached(run: Run, *, as_json: bool) -> ExitCode:
+    if as_json:
+        print_json({"schema_version": 1, "detached": True, "run_id": run.id, "host": run.host, "state": run.state})
+        return ExitCode.DETACHED
     console = err_console()
     console.print(f"detached: run {run.id} goes on, on {run.host}")
     for verb, text in (("attach", "watch it again"), ("logs -f", "read its log"), ("stop", "stop it")):
@@ -189,7 +200,7 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool)
     with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
         outcome = run.stop(grace_s=grace_s)
         try:
-            _copy_what_is_new(run)
+            copy_what_is_new(run)
         except LocalDiskError as error:  # the run is stopped all the same, and that is what was asked for
             from controller.ui.errors import print_error
 
@@ -208,42 +219,7 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool)
     return ExitCode.OK
 
 
-def logs(run_id: str | None, host: str | None, *, follow: bool, tail: int | None, problem: bool = False) -> ExitCode:
-    """Write raw bytes to stdout: whoever pipes them gets what the job wrote, nothing folded or cleaned."""
-    raw = sys.stdout.buffer
-    if problem and (follow or tail is not None):
-        raise UsageError("--problem goes with neither --follow nor --tail", fix="leave one of them out")
-
-    class Printer:
-        def event(self, event: object) -> None: ...
-
-        def log(self, data: bytes) -> None:
-            raw.write(data)
-            raw.flush()
-
-    with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
-        if follow and tail is None:
-            run.add_sink(Printer())
-            try:
-                outcome = run.watch()
-            except KeyboardInterrupt:
-                return ExitCode.DETACHED
-            return ExitCode.OK if outcome.ended else ExitCode.DETACHED
-        if not run.ended:
-            _copy_what_is_new(run)
-        pieces: Iterable[bytes]
-        if problem:
-            place, pieces = diagnosis.problem_lines(run.folder)
-            err_console().print(cleaned(place), soft_wrap=True)
-        else:
-            pieces = run.logs() if tail is None else [_last_lines(run, tail)]
-        for piece in pieces:
-            raw.write(piece)
-        raw.flush()
-    return ExitCode.OK
-
-
-def _copy_what_is_new(run: Run) -> None:
+def copy_what_is_new(run: Run) -> None:
     """Bring the local copy up to date, unless another process of this workstation does so all the time."""
     try:
         run.watch(follow=False)
@@ -252,29 +228,10 @@ def _copy_what_is_new(run: Run) -> None:
             raise
 
 
-def _last_lines(run: Run, count: int) -> bytes:
-    """Return the last `count` lines of the log, reading from its end."""
-    data = b""
-    for path in reversed(run.folder.mirror.log_parts()):
-        if isinstance(path, bytes):
-            data = path + data
-            continue
-        size = path.stat().st_size
-        with open(path, "rb") as stream:
-            while size > 0 and data.count(b"\n") <= count:
-                step = min(size, 1 << 16)
-                size -= step
-                stream.seek(size)
-                data = stream.read(step) + data
-        if data.count(b"\n") > count:
-            break
-    return b"".join(data.splitlines(keepends=True)[-count:]) if count else b""
-
-
 def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
     with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
         if run.summary is None:
-            _copy_what_is_new(run)
+            copy_what_is_new(run)
         document = run.summary
         if document is None:
             raise UsageError(
@@ -286,11 +243,15 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
     if as_json:
         print_json(document)
     else:
-        from controller.ui.errors import print_problems, print_triage
+        from controller.reporting import print_samples
+        from controller.ui.errors import print_problems, print_stopped, print_triage
         from controller.ui.tables import print_summary
 
         print_summary(out_console(), document)
-        if document.get("problems"):
+        print_samples(run.folder)
+        if document.get("end_reason") in ASKED_FOR:
+            print_stopped(document, out_console())
+        elif document.get("problems"):
             print_problems(document["problems"], run.folder.path / "log", out_console())
         if document["triage"]:
             print_triage(document["triage"], run.folder.path / "log", out_console())
@@ -338,24 +299,6 @@ def merge_ledgers(run_ids: Sequence[str], *, output: str | None, as_json: bool) 
 # ------------------------------------------------------------------------------------------ hosts, config
 
 
-def preflight(intention: Intention, *, as_json: bool) -> ExitCode:
-    with pipeline.host_context(intention.host, ask=ask_yes_no) as ctx:
-        if intention.data is not None:
-            data_stage.run(ctx, intention.data)
-        outcome = pipeline.preflight(ctx, intention)
-    failed = bool(outcome.failed)
-    if as_json:
-        from dataclasses import asdict
-
-        findings = [asdict(finding) for finding in outcome.findings]
-        print_json({"schema_version": 1, "host": intention.host.name, "ok": not failed, "findings": findings})
-    else:
-        from controller.ui.tables import print_findings
-
-        print_findings(out_console(), intention.host.name, outcome.findings)
-    return ExitCode.REFUSED if failed else ExitCode.OK
-
-
 def ps(host: str | None, *, as_json: bool) -> None:
     target = load_workspace().config.host(host)
     with pipeline.host_context(target, ask=ask_yes_no) as ctx:
@@ -379,6 +322,29 @@ def hosts(*, as_json: bool) -> None:
         print_hosts(out_console(), rows)
 
 
+def hosts_test(name: str | None, *, as_json: bool) -> ExitCode:
+    from dataclasses import asdict
+
+    from controller.core.checks_introduction import introduction_findings
+    from controller.core.finding import Level
+    from controller.stages import introduce
+
+    target = load_workspace().config.host(name)
+    with pipeline.open_transport(target, ask=ask_yes_no) as transport:
+        transport.connect()
+        report = introduce.run(transport, target)
+    findings = introduction_findings(target, report)
+    failed = any(finding.level is Level.FAIL for finding in findings)
+    if as_json:
+        rows = [asdict(finding) for finding in findings]
+        print_json({"schema_version": 1, "host": target.name, "ok": not failed, "findings": rows, "report": report})
+    else:
+        from controller.ui.tables import print_findings
+
+        print_findings(out_console(), target.name, findings)
+    return ExitCode.REFUSED if failed else ExitCode.OK
+
+
 def config_show(*, as_json: bool) -> None:
     document = load_workspace().config.document()
     if as_json:
@@ -387,7 +353,3 @@ def config_show(*, as_json: bool) -> None:
         from controller.ui.tables import print_config
 
         print_config(out_console(), document)
-
-
-def print_json(document: Any) -> None:
-    print(json.dumps(document, indent=1, default=str))

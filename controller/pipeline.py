@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from controller import history
+from controller.afterwards import Afterwards
 from controller.core import planner, shape
 from controller.core.checks_command import programs
 from controller.core.command import CommandPlaybook, CommandPreflight
@@ -150,6 +151,11 @@ def plan_convert(
     )
 
 
+def new_run_id(now: datetime | None = None) -> str:
+    """Return an id that nothing has yet; `now` is in UTC."""
+    return planner.new_run_id(now or datetime.now(UTC), secrets.token_bytes(3))
+
+
 class Stamp(TypedDict):
     run_id: str
     created: str
@@ -161,7 +167,7 @@ def stamp() -> Stamp:
     """What makes one plan differ from another of the same intention."""
     now = datetime.now(UTC)
     return {
-        "run_id": planner.new_run_id(now, secrets.token_bytes(3)),
+        "run_id": new_run_id(now),
         "created": now.isoformat(timespec="seconds"),
         "payload": load_payload().digest,
         "ctl_version": version(),
@@ -184,14 +190,16 @@ def launch(
     Raises ConnectionFailed, RefusedError, RemoteFailed; LaunchUnknown if nobody can say whether it was launched.
     """
     plan = intention.plan
+    origin = intention.playbook.origin if intention.playbook else None
     with before_launch(intention.runs_dir):
         folder = RunFolder.create(intention.runs_dir, plan["run_id"])
         folder.write_plan(plan)
-        folder.write_local(host=plan["host"], status="planned")
+        folder.write_local(host=plan["host"], status="planned", playbook_file=origin)
     with ExitStack() as undo:
         transport = open_transport(intention.host, ask=ask, pause=pause)
         undo.callback(transport.close)
-        run = Run(folder, transport, plan["host"], plan["payload"], sinks)
+        afterwards = Afterwards.of(intention.host)
+        run = Run(folder, transport, plan["host"], plan["payload"], sinks, afterwards=afterwards)
         ctx = run.context
         push_s = _connect_and_push(ctx)
         if intention.data is not None:
@@ -325,7 +333,8 @@ def open_run(
             fix=f"attach anew: `ctl attach {folder.run_id} --host HOST`",
         )  # fmt: skip
     target = workspace.config.host(host or record["name"])
-    return Run(folder, open_transport(target, ask=ask, pause=pause), plan["host"], plan["payload"], sinks)
+    transport = open_transport(target, ask=ask, pause=pause)
+    return Run(folder, transport, plan["host"], plan["payload"], sinks, afterwards=Afterwards.of(target))
 
 
 def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Sink], ask: Ask | None) -> Run:
@@ -339,7 +348,7 @@ def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Si
             folder = RunFolder.create(workspace.runs_dir, run_id)
             folder.write_local(host=host.record(), status="launched")
         undo.pop_all()  # the connection goes on to serve the run
-    return Run(folder, transport, host.record(), payload, sinks)
+    return Run(folder, transport, host.record(), payload, sinks, afterwards=Afterwards.of(host))
 
 
 def _listed_run(ctx: Context, run_id: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from controller.core.errors import ExitCode, RefusedError, UsageError
 from controller.core.fetching import ModelWish, model_folder, plan_download
 from controller.core.model import Host
 from controller.pipeline import Intention
-from controller.ui.terminal import ask_yes_no, err_console, out_console
+from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json
 from controller.workspace import Workspace, load_workspace
 from remote_payload.host.protocol import Accelerator, Step
 
@@ -136,7 +136,7 @@ def _carry_out(
     from controller.ui.tables import print_intention
 
     if dry_run and as_json:
-        commands.print_json(_document(intention.host, shown, steps=intention.plan["job"]["steps"]))
+        print_json(_document(intention.host, shown, steps=intention.plan["job"]["steps"]))
         return ExitCode.OK
     print_intention(out_console() if dry_run else err_console(), shown.sections)
     if dry_run:
@@ -158,7 +158,7 @@ def _confirm() -> None:
 
 def _nothing(host: Host, text: str, shown: Shown, *, as_json: bool) -> ExitCode:
     if as_json:
-        commands.print_json(_document(host, shown, steps=()))
+        print_json(_document(host, shown, steps=()))
     else:
         out_console().print(f"nothing to do: {text}", markup=False, soft_wrap=True)
     return ExitCode.OK

@@ -135,8 +135,11 @@ def load_workspace(
     cwd: Path | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, str | None] | None = None,
+    texts: Mapping[Path, str] | None = None,
 ) -> Workspace:
     """Find and read all configuration. `flags` has the keys of `config.SETTINGS`.
+
+    `texts`, by absolute path, stand for what is in those files, or would be: to check a change before it is made.
 
     Raises ConfigError naming file, line and key.
     """
@@ -144,14 +147,18 @@ def load_workspace(
     environ = os.environ if environ is None else environ
     flags = flags or {}
     chosen = settings(flags, environ).get("config")
-    project = _chosen(cwd / _expand(chosen.value, environ), chosen.origin) if chosen else _nearest(cwd, environ)
-    user = _config_home(environ) / "ctl" / "hosts.toml"
+    texts = texts or {}
+    if chosen:
+        project: Path | None = _chosen(cwd / _expand(chosen.value, environ), chosen.origin)
+    else:
+        project = cwd / "hosts.toml" if cwd / "hosts.toml" in texts else _nearest(cwd, environ)
+    user = user_file(environ)
     shipped = shipped_folder() / "hosts.toml"
     sources: list[Source] = []
     seen: set[Path] = set()
     for path, layer in ((project, Layer.PROJECT), (user, Layer.USER), (shipped, Layer.SHIPPED)):
         if path is not None:
-            sources += _with_includes(path, layer, seen, environ)
+            sources += _with_includes(path, layer, seen, environ, texts)
     config = build(
         sources,
         flags=flags,
@@ -201,7 +208,9 @@ def ssh_patterns(home: Path) -> Iterator[str]:
                     waiting += [Path(found) for found in sorted(glob.glob(str(pattern)))]
 
 
-def _with_includes(path: Path, layer: Layer, seen: set[Path], environ: Mapping[str, str]) -> Iterator[Source]:
+def _with_includes(
+    path: Path, layer: Layer, seen: set[Path], environ: Mapping[str, str], texts: Mapping[Path, str]
+) -> Iterator[Source]:
     """Yield a file and what it includes, each once over all layers: the highest layer that has it counts."""
     waiting: list[tuple[Path, str | None]] = [(path, None)]
     while waiting:
@@ -209,7 +218,7 @@ def _with_includes(path: Path, layer: Layer, seen: set[Path], environ: Mapping[s
         if current.resolve() in seen:
             continue
         seen.add(current.resolve())
-        text = _read(current)
+        text = texts.get(current) or _read(current)
         document = None if text is None else parse(str(current), text)
         yield Source(path=str(current), layer=layer, document=document, included_by=includer)
         if document is not None:
@@ -244,6 +253,11 @@ def _read(path: Path) -> str | None:
 
 def _home(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("HOME") or Path.home())
+
+
+def user_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the path of your own hosts.toml, which may not exist."""
+    return _config_home(environ) / "ctl" / "hosts.toml"
 
 
 def _config_home(environ: Mapping[str, str]) -> Path:

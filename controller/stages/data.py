@@ -26,8 +26,8 @@ _ANSWER_MAX_BYTES = 1 << 24
 def run(ctx: Context, data: LocalData) -> str:
     """Make sure that the host has the data set, whole and verified, and return its path there.
 
-    Raises RemoteFailed (`data-no-room`, `data-damaged`), ConnectionFailed, ConnectionLost; OSError if a file here
-    cannot be read any more.
+    Raises RemoteFailed (`data-no-room`, `data-disk-full`, `data-damaged`), ConnectionFailed, ConnectionLost; OSError
+    if a file here cannot be read any more.
     """
     started = time.monotonic()
     ctx.emit("stage", name="data", status="started", text=f"{data.path.name}: {data.size:,} bytes")

@@ -8,7 +8,7 @@ from controller.core.runview import ProgressView, RunView, Status
 from controller.ui.board import Snapshot
 from controller.ui.charts import bar
 from controller.ui.clean import clean
-from controller.ui.formats import bytes_text, count_text, duration_text
+from controller.ui.formats import amount_text, bytes_text, count_text, duration_text
 from controller.ui.glyphs import UNICODE, Glyphs
 from controller.ui.layout import LABEL
 
@@ -50,9 +50,10 @@ def quiet_line(shot: Snapshot) -> list[Text]:
 
 
 def _bar(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs) -> Text:
-    figures = f"{count_text(progress.done)}/{count_text(progress.total)}"
+    done = amount_text(progress.done, progress.unit)
+    figures = f"{done}/{amount_text(progress.total, progress.unit)}"
     if progress.total is None:
-        figures = f"{count_text(progress.done)} so far"
+        figures = f"{done} so far"
     elif progress.fraction is not None:
         figures += f"  {progress.fraction * 100:.0f} %"
     eta = view.eta_s if view.end is None and progress.fraction != 1.0 else None
@@ -63,7 +64,7 @@ def _bar(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs) -> T
     filled, rest = bar(progress.fraction, cells, ascii_only=glyphs is not UNICODE)
     well = view.end is None or view.end.end_reason == "succeeded"
     return Text.assemble(
-        (f" {clean(progress.unit)}"[: LABEL - 1].ljust(LABEL), "dim"),
+        (f" {clean(progress.unit)}".ljust(LABEL)[:LABEL], "dim"),
         (filled, "cyan" if well else "red"),
         (rest, "bright_black"),
         tail,
@@ -73,22 +74,22 @@ def _bar(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs) -> T
 def _figures(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs, *, disk: bool) -> Text:
     """What the samples came to. On a narrow terminal some give way; skipped and failed never do."""
     running = view.end is None
-    # A command may count neither tokens nor bytes; what it does say, a loss for example, stands first.
-    silent = progress.unit != "samples"
-    now = view.tokens_per_s if running and not (silent and not progress.tokens) else None
-    speed = view.bytes_per_s if running and not (silent and not progress.bytes) else None
+    now = view.tokens_per_s if running and progress.has_tokens else None
+    written = progress.bytes > 0 or progress.unit == "samples"
+    speed = view.bytes_per_s if running and (written or progress.unit == "bytes") else None
+    # What a command says beside its count, a loss for example, stands first.
     figures = {
         **{f"value {name}": f"{clean(name)} {clean(value)}" for name, value in progress.values.items()},
         "now": "" if now is None else f"{count_text(now)} tokens/s",
         "speed": "" if speed is None else f"{bytes_text(speed)}/s",
         "overall": "",
-        "tokens": "" if silent and not progress.tokens else f"{count_text(progress.tokens)} tokens",
-        "bytes": "" if silent and not progress.bytes else bytes_text(progress.bytes),
+        "tokens": f"{count_text(progress.tokens)} tokens" if progress.has_tokens else "",
+        "bytes": bytes_text(progress.bytes) if written and progress.unit != "bytes" else "",
         "disk": f"disk {bytes_text(view.disk_free)} left" if disk and running and view.disk_free is not None else "",
         "skipped": f"{count_text(progress.skipped)} skipped" if progress.skipped else "",
         "failed": f"{count_text(progress.failed)} failed" if progress.failed else "",
     }
-    if view.tokens_per_s_overall is not None and not (silent and not progress.tokens):
+    if view.tokens_per_s_overall is not None and progress.has_tokens:
         figures["overall"] = f"{count_text(view.tokens_per_s_overall)}{'' if figures['now'] else ' tokens/s'} overall"
     optional = ["overall", "tokens", "disk", "bytes", "speed"]
     while LABEL + len(glyphs.separator.join(filter(None, figures.values()))) > width and optional:

@@ -22,6 +22,7 @@ from controller.core.tracebacks import Failure
 from controller.ui.board import Controls, Known
 from controller.ui.clean import clean, clean_block
 from controller.ui.formats import (
+    amount_text,
     bytes_text,
     clock_text,
     count_text,
@@ -31,6 +32,7 @@ from controller.ui.formats import (
     state_word,
 )
 from controller.ui.viewsink import ViewSink
+from remote_payload.host.protocol import RunState
 
 HEARTBEAT_S = 30.0
 """A CI log without a line for longer looks dead, and some CI systems then end the job."""
@@ -256,13 +258,16 @@ def progress_line(view: RunView) -> str:
     progress = view.progress
     if progress is None:
         return "no samples yet"
-    of = "" if progress.total is None else f" of {count_text(progress.total)}"
-    parts = [f"{count_text(progress.done)}{of} {clean(progress.unit)}"]
+    of = "" if progress.total is None else f" of {amount_text(progress.total, progress.unit)}"
+    unit = "" if progress.unit == "bytes" else f" {clean(progress.unit)}"
+    parts = [f"{amount_text(progress.done, progress.unit)}{of}{unit}"]
     if progress.fraction is not None:
         parts[0] += f" ({progress.fraction * 100:.0f} %)"
-    if view.tokens_per_s is not None and (progress.tokens or progress.unit == "samples"):
+    if view.tokens_per_s is not None and progress.has_tokens:
         parts.append(f"{count_text(view.tokens_per_s)} tokens/s")
-    if progress.bytes or progress.unit == "samples":
+    if progress.unit == "bytes":
+        parts += [f"{bytes_text(view.bytes_per_s)}/s"] if view.bytes_per_s else []
+    elif progress.bytes or progress.unit == "samples":
         parts.append(bytes_text(progress.bytes))
     parts += [f"{clean(name)} {clean(value)}" for name, value in progress.values.items()]
     parts += [
@@ -293,8 +298,12 @@ def _changes(before: RunView, view: RunView) -> list[str]:
         lines.append(back + (f": {clean(view.contact_text)}" if view.contact_text else ""))
     if view.state != before.state and view.state:
         lines.append(f"run {clean(view.run)} is {clean(state_word(view.state))}")
-    for failure in view.failures[len(before.failures) :]:
-        lines += _failure(failure, view.failures)
+    fresh_failures = view.failures[len(before.failures) :]
+    if view.state == RunState.STOPPING.value:
+        # What processes report as they are stopped reads like a failure, and is none; the log has it whole.
+        lines += [f"{clean(failure.label)} ended with {clean(failure.exc_type)}" for failure in fresh_failures]
+    else:
+        lines += [line for failure in fresh_failures for line in _failure(failure, view.failures)]
     if view.end is not None and before.end is None:
         if view.progress is not None:
             lines.append(progress_line(view))

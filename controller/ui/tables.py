@@ -44,6 +44,9 @@ class FindingLike(Protocol):
     def level(self) -> str: ...
 
     @property
+    def code(self) -> str: ...
+
+    @property
     def what(self) -> str: ...
 
     @property
@@ -128,7 +131,7 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
         ),
     )
     grid = _grid(10)
-    for label, value in _summary_rows(summary):
+    for label, value in summary_rows(summary):
         grid.add_row("", Text(label, style="dim"), value)
     _print(console, grid)
     if isinstance(summary.get("survey"), Mapping):
@@ -217,7 +220,8 @@ def print_config(console: Console, document: Mapping[str, Any]) -> None:
     _print(console, grid)
 
 
-def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
+def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
+    """Yield what a summary says as labels and cleaned text, the most important first."""
     samples = summary.get("samples")
     if isinstance(samples, Mapping):
         line = Text(f"{count_text(samples.get('written'))} of {count_text(samples.get('expected'))} written")
@@ -265,6 +269,10 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     timings = {name.removesuffix("_s"): value for name, value in (summary.get("timings") or {}).items()}
     if timings:
         yield "time", Text(", ".join(f"{clean(name)} {duration_text(value)}" for name, value in timings.items()))
+    if summary.get("gpu_hours") is not None:
+        cost = summary.get("cost") or {}
+        price = f"; {cost['total']:,.2f} at {cost['price_per_gpu_hour']:g} an hour" if cost else ""
+        yield "used", Text(f"{summary['gpu_hours']:.2f} GPU-hours{price}")
     yield "after", Text(clean_text(summary.get("gpus_clean")))
 
 

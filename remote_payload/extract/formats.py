@@ -57,6 +57,7 @@ class SampleData:
     dtype: str  # a key of ITEM_BYTES
     scales: memoryview | None
     metadata: Mapping[str, str]
+    planes: Sequence[memoryview] | None = None  # instead of `hidden`: as `Format.planes` divides it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,9 @@ class Format:
     `needs_final`: the last of the boundaries must be the model's last. `convention`: how its users number layers, a
     key of layers.LAYER_CONVENTIONS. `dtypes`: those that its consumers read. `head` is there where a file is head +
     hidden states + token ids: it returns a head of exactly that many bytes, or None if it does not fit, so that a
-    long sample's rows can be written before their head is known.
+    long sample's rows can be written before their head is known. Elsewhere such rows wait in a file of their own, by
+    the ranges of states that `planes` gives, each a tensor of the sample file: so the writer takes them as they are.
+    `side_bytes`: of a token beside its states (and beside the scales of fp8).
     """
 
     name: str
@@ -92,8 +95,15 @@ class Format:
     says_norm: bool
     needs_final: bool
     dtypes: frozenset[str]
+    side_bytes: int
+    planes: Callable[[int], Sequence[tuple[int, int]]]
     head: Callable[[SampleData, int], bytes | None] | None = None
     arrow: bool = False  # a data set of token ids and masks lies beside the files
+
+
+def one_plane(states: int) -> Sequence[tuple[int, int]]:
+    """All states of a token together."""
+    return ((0, states),)
 
 
 def why_unfit(

@@ -37,7 +37,7 @@ SPLITTING = (
     "prefill_context_parallel_size",
     "decode_context_parallel_size",
 )
-UNSUPPORTED = ("speculative_config", "kv_transfer_config", "enable_dbo")
+UNSUPPORTED = ("speculative_config", "kv_transfer_config", "enable_dbo", "kv_sharing_fast_prefill")
 
 
 class ConfigError(Exception):

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class Buffer:
     hidden: torch.Tensor | None
     statistics: torch.Tensor
     started: float  # time.monotonic()
+    record_id: str | None = None
     scales: torch.Tensor | None = None  # fp32 [tokens], with fp8
     spill: Spill | None = None
     writes: list[Future[None]] = field(default_factory=list)
@@ -98,7 +100,9 @@ class SampleStore:
         self._futures: deque[Future[None]] = deque()
         self._deferred: deque[int] = deque()  # also filled by writers
 
-    def open(self, index: int, token_ids: list[int], loss_spans: list[list[int]] | None) -> Buffer | None:
+    def open(
+        self, index: int, token_ids: list[int], loss_spans: list[list[int]] | None, record_id: str | None = None
+    ) -> Buffer | None:
         """Return a buffer for a sample; None if there is no room for it: it is deferred.
 
         Raises the error of a failed write.
@@ -113,8 +117,9 @@ class SampleStore:
             index=index,
             token_ids=array("q", token_ids).tobytes(),
             loss_spans=loss_spans,
+            record_id=record_id,
             hidden=None if streamed else self._host_tensor(tokens, self._hidden, self._dtype),
-            spill=Spill(self._output, self._form, index, tokens, self.row_bytes) if streamed else None,
+            spill=self._spill(index, tokens) if streamed else None,
             statistics=self._host_tensor(tokens, STATISTICS, torch.float32),
             started=time.monotonic(),
             scales=torch.empty(tokens, dtype=torch.float32, pin_memory=pinned) if self._fp8 else None,
@@ -123,29 +128,31 @@ class SampleStore:
     def block(self, states: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]]) -> torch.Tensor:
         """Return the rows of `spans` (row, count), one after another, as [rows, states, hidden] in store dtype.
 
-        With fp8 in the model's own dtype: `copy` quantises, once it has measured.
+        With fp8 in the model's own dtype: `copy` quantises, once it has measured. Every row is copied once, and spans
+        that follow one another together: the engine's own stream runs no other kernel for the store.
         """
-        parts = _joined(spans)
-        picked = [_rows(state, parts) for state in states]
-        return torch.stack([rows if self._fp8 else rows.to(self._dtype) for rows in picked], dim=1)
+        first = states[0]
+        dtype, rows = first.dtype if self._fp8 else self._dtype, sum(count for _, count in spans)
+        block = torch.empty((rows, len(states), self._hidden), dtype=dtype, device=first.device)
+        done = 0
+        for row, count in _joined(spans):
+            for place, state in enumerate(states):
+                block[done : done + count, place].copy_(state[row : row + count])
+            done += count
+        return block
 
     def copy(self, block: torch.Tensor, parts: Sequence[tuple[Buffer, int, int]]) -> list[Buffer]:
         """Copy consecutive rows of `block` into (buffer, first position, count) parts, with their statistics.
 
         Return the buffers that had to be deferred; they are discarded already.
         """
-        statistics = measure(block)
-        scales = None
-        if self._fp8:
-            block, scales = to_fp8(block)
         if self._stream is None:
-            return self._copy(block, statistics, scales, parts)
+            return self._measured_copy(block, parts)
         self._stream.wait_stream(torch.cuda.current_stream())
+        block.record_stream(self._stream)  # its memory must not be reused before the copy
         with torch.cuda.stream(self._stream):
-            deferred = self._copy(block, statistics, scales, parts)
+            deferred = self._measured_copy(block, parts)
             done = self._recorded()
-        for tensor in (block, statistics) if scales is None else (block, statistics, scales):
-            tensor.record_stream(self._stream)  # their memory must not be reused before the copy
         for buffer, _, _ in parts:
             buffer.copied = done
         return deferred
@@ -188,6 +195,10 @@ class SampleStore:
 
     # ---------------------------------------------------------------------------------- inside
 
+    def _spill(self, index: int, tokens: int) -> Spill:
+        states = len(self._boundaries)
+        return Spill(self._output, self._form, index, tokens, states, self.row_bytes // states)
+
     def _host_tensor(self, tokens: int, width: int, dtype: torch.dtype) -> torch.Tensor:
         # torch caches pinned memory, so that reuse costs no allocation.
         return torch.empty((tokens, len(self._boundaries), width), dtype=dtype, pin_memory=self._stream is not None)
@@ -198,6 +209,14 @@ class SampleStore:
         event = torch.cuda.Event()
         event.record(self._stream)
         return event
+
+    def _measured_copy(self, block: torch.Tensor, parts: Sequence[tuple[Buffer, int, int]]) -> list[Buffer]:
+        """Measure, quantise and copy, all on the current stream, to which what is made here belongs."""
+        statistics = measure(block)
+        if not self._fp8:
+            return self._copy(block, statistics, None, parts)
+        values, scales = to_fp8(block)
+        return self._copy(values, statistics, scales, parts)
 
     def _copy(
         self,
@@ -244,8 +263,10 @@ class SampleStore:
         try:
             if copied is not None:
                 copied.synchronize()
-            if buffer.wanted:
-                self.pool.patiently(lambda: spill.write(start, _bytes_of(piece)), lambda: buffer.wanted)
+            for place, (first, last) in enumerate(spill.planes):
+                rows = piece[:, first:last].contiguous()
+                if buffer.wanted:
+                    self.pool.patiently(partial(spill.write, place, start, _bytes_of(rows)), lambda: buffer.wanted)
         except Abandoned:
             pass  # reported as deferred by whoever gave it up
         finally:
@@ -272,6 +293,7 @@ class SampleStore:
             record = {
                 "index": buffer.index, "file": name, "tokens": buffer.tokens, "bytes": size, "sha256": sha256,
                 "token_sha256": digest, "states": states, "seconds": round(time.monotonic() - buffer.started, 6),
+                "t": round(time.time(), 3),
             }  # fmt: skip
             for ledger in self._ledgers:
                 self.pool.patiently(lambda ledger=ledger: ledger.append(record))  # type: ignore[misc]  # bound early
@@ -307,7 +329,7 @@ class SampleStore:
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the spans with neighbours made one: with one rank they are all neighbours, and no row need be moved."""
+    """Return the same rows as fewer (row, count), in the same order."""
     joined: list[tuple[int, int]] = []
     for row, count in spans:
         if joined and sum(joined[-1]) == row:
@@ -315,11 +337,6 @@ def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             joined.append((row, count))
     return joined
-
-
-def _rows(state: torch.Tensor, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
-    parts = [state[row : row + count] for row, count in spans]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def prepare_for_threads() -> None:

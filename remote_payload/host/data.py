@@ -6,11 +6,13 @@
     in    frames {"end": bool} with pieces of the files, one after another in the order of the request
     out   line {"have": true, "path"}
 
-It is unpacked beside, verified against every checksum, synced and renamed, so that it is whole or absent.
+An error may be answered in place of either line; what is sent from then on is not read. The data set is unpacked
+beside, verified against every checksum, synced and renamed, so that it is whole or absent.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -65,6 +67,12 @@ def receive(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
             if not os.path.lexists(target):  # another push was faster: its copy is as good
                 raise
         fsync_folder(store)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        why = "%s while %d bytes were received into %s" % (os.strerror(error.errno), size, store)
+        fix = "free some (a quota may be the limit), then run the command again, or use data on the host"
+        raise HostError("data-disk-full", "the disk that holds the work folder became full", why, fix) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     _answer(out, {"have": True, "path": target})

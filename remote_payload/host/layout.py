@@ -16,7 +16,7 @@ OWNER_MARKER = ".ctl-owner.json"
 """Marks a folder whose contents `ctl` may clear. Written when a run first claims an empty or adopted folder."""
 
 OUTPUT_MANIFEST = ".ctl-manifest.json"
-"""In an output folder, written by the job: {"schema_version", "identity" (what all samples share), "runs" (ids)}."""
+"""In an output folder, written by its first run and never again: {"schema_version", "identity" (of all samples)}."""
 
 OUTPUT_LEDGER = ".ctl-ledger"
 """In an output folder: RUN_ID.rank-N.jsonl, the ledger line of every sample that was written there."""
@@ -33,6 +33,10 @@ MIRRORED_STREAMS = ("log", "events", "ledger")
 LOG_GAPS = "gaps.jsonl"
 """In `log/`, written by the log pump: {"segment", "bytes", "sha256"} a line for each segment given up under the log
 cap. The line is on disk before its segment goes; what a mirror holds of that segment stays there."""
+
+LOG_TIMES = "times.jsonl"
+"""In `log/`, written by the log pump at most once a second: {"t", "segment", "offset"}, when which byte came. Runs of
+earlier payloads have none."""
 
 MIRRORED_DOCUMENTS = ("plan.json", "run.json", "verify.json", "summary.json", "result.json")
 """Small files that are replaced whole."""
@@ -76,7 +80,7 @@ class RunPaths:
         self.run = join(folder, "run.json")  # supervisor
         self.tree = join(folder, "tree.jsonl")  # supervisor: {"pid", "start_ticks", "ppid", "comm"} a line
         self.supervisor_log = join(folder, "supervisor.log")  # supervisor's own stderr
-        self.log = join(folder, "log")  # log pump: 000001.log, 000002.log, ..., gaps.jsonl
+        self.log = join(folder, "log")  # log pump: 000001.log, 000002.log, ..., gaps.jsonl, times.jsonl
         self.pipe = join(folder, "log", "pipe")  # FIFO that the job writes into
         self.events = join(folder, "events")  # one file a writer: supervisor, driver, rank-N
         self.ledger = join(folder, "ledger")  # one file a writer: rank-N, driver (skipped samples)

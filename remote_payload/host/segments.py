@@ -62,9 +62,19 @@ class Segments:
         self._number = segment_number(segments[-1]) if segments else 1
         self.target = self._open()
 
+    @property
+    def number(self) -> int:
+        """Of the segment that is being written."""
+        return self._number
+
+    @property
+    def size(self) -> int:
+        """Bytes that it holds."""
+        return os.fstat(self.target).st_size
+
     def room(self) -> int:
         """Return the bytes that the segment still takes; 0 when `rotate` is due."""
-        return max(0, self.segment_bytes - os.fstat(self.target).st_size)
+        return max(0, self.segment_bytes - self.size)
 
     def rotate(self) -> List[Dict[str, Any]]:
         """Begin the next segment; return the gaps that this made, {"segment", "bytes", "sha256"} each.

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Dict, Iterator, Optional, Tuple
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import CHUNK
 from remote_payload.host.framing import pack_head
-from remote_payload.host.layout import LOG_GAPS, MIRRORED_DOCUMENTS, MIRRORED_STREAMS, Layout, check_run_id
+from remote_payload.host.layout import LOG_GAPS, LOG_TIMES, MIRRORED_DOCUMENTS, MIRRORED_STREAMS, Layout, check_run_id
 from remote_payload.host.protocol import check_record
 from remote_payload.host.ps import Standing, judge_run
 from remote_payload.host.pump import PumpKeeper
@@ -31,6 +31,8 @@ LAST_PUMP_S = 10.0
 
 def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     """Verb `tail`: {"workdir", "run_id", "cursor": {relpath: offset}, "documents": {relpath: sha256}, "follow"}.
+
+    "times" asks for log/times.jsonl too: a reader that does not know it would take it for a part of the log.
 
     Writes frames: `append`, `document`, `status`, and at last `end`: once the run is over and all is sent, or,
     without `follow`, once all that is there is sent. BrokenPipeError ends it when the reader goes.
@@ -53,6 +55,7 @@ class Tail:
         self._paths = Layout(request["workdir"]).run(request["run_id"])
         self._out = out
         self._follow: bool = request["follow"]
+        self._hidden = () if request.get("times") else (LOG_TIMES,)
         self._interval_s = float(request.get("interval_s", DEFAULT_INTERVAL_S))
         self._cursor: Dict[str, int] = dict(request["cursor"])
         self._documents: Dict[str, str] = dict(request["documents"])
@@ -163,7 +166,7 @@ class Tail:
             path = os.path.join(self._paths.folder, folder)
             names = sorted(os.listdir(path)) if os.path.isdir(path) else []
             # The gaps first: every segment that this list lacks is then told before the one that follows it.
-            for name in [LOG_GAPS] + [name for name in names if name != LOG_GAPS]:
+            for name in [LOG_GAPS] + [name for name in names if name != LOG_GAPS and name not in self._hidden]:
                 if name.endswith((".log", ".jsonl")) and os.path.exists(os.path.join(path, name)):
                     yield "%s/%s" % (folder, name), os.path.join(path, name)
 

@@ -369,4 +369,4 @@ def test_files_in_groups_are_found_swept_and_streamed(tmp_path: Path, monkeypatc
     assert load_file(tmp_path / "out" / "rows_1" / "data_12.safetensors")["hidden_states"].equal(wanted)
     assert resume.sample_files(output, "grouped") == ["rows_1/data_12.safetensors"]
     (tmp_path / "out" / "rows_1" / ".data_13.safetensors.partial").write_bytes(b"half")
-    assert resume.sweep(output) == ["rows_1/.data_13.safetensors.partial"]
+    assert resume.sweep(output, {"rows_1/data_13.safetensors"}) == ["rows_1/.data_13.safetensors.partial"]

@@ -30,6 +30,7 @@ def tail(host: HostRun, plan: dict[str, Any], cursor: dict[str, int], follow: bo
         "cursor": cursor,
         "documents": {},
         "follow": follow,
+        "times": True,
         "interval_s": 0.05,
     }
     return host.popen("tail", {**request, **more})
