@@ -64,7 +64,7 @@ def _bar(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs) -> T
     filled, rest = bar(progress.fraction, cells, ascii_only=glyphs is not UNICODE)
     well = view.end is None or view.end.end_reason == "succeeded"
     return Text.assemble(
-        (f" {clean(progress.unit)}".ljust(LABEL)[:LABEL], "dim"),
+        (f" {clean(progress.unit)}"[: LABEL - 1].ljust(LABEL), "dim"),
         (filled, "cyan" if well else "red"),
         (rest, "bright_black"),
         tail,

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from remote_payload.host.environment import look
-from remote_payload.host.errors import HostError, ProtocolError
+from remote_payload.host.errors import HostError
 from remote_payload.host.hub import listing
+from remote_payload.host.protocol import ProtocolError
 
 
 def looked(path: Path, base: str = sys.executable) -> dict[str, Any]:
