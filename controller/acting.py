@@ -96,7 +96,9 @@ def extract(
         commands.show_plan(intention, as_json=as_json)
         return ExitCode.OK
     if dry_run_server:
-        return commands.preflight(intention, as_json=as_json)
+        from controller import checkup
+
+        return checkup.preflight([intention], as_json=as_json)
     return commands.launch_and_watch(intention, yes=yes, detach=detach, progress=view, as_json=as_json)
 
 

@@ -19,7 +19,6 @@ from controller.known import RunControls, known_of
 from controller.pipeline import Intention
 from controller.run import Run, exit_code
 from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run
-from controller.stages import data as data_stage
 from controller.ui.stream import choose_view
 from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json
 from controller.workspace import load_workspace
@@ -298,24 +297,6 @@ def merge_ledgers(run_ids: Sequence[str], *, output: str | None, as_json: bool) 
 
 
 # ------------------------------------------------------------------------------------------ hosts, config
-
-
-def preflight(intention: Intention, *, as_json: bool) -> ExitCode:
-    with pipeline.host_context(intention.host, ask=ask_yes_no) as ctx:
-        if intention.data is not None:
-            data_stage.run(ctx, intention.data)
-        outcome = pipeline.preflight(ctx, intention)
-    failed = bool(outcome.failed)
-    if as_json:
-        from dataclasses import asdict
-
-        findings = [asdict(finding) for finding in outcome.findings]
-        print_json({"schema_version": 1, "host": intention.host.name, "ok": not failed, "findings": findings})
-    else:
-        from controller.ui.tables import print_findings
-
-        print_findings(out_console(), intention.host.name, outcome.findings)
-    return ExitCode.REFUSED if failed else ExitCode.OK
 
 
 def ps(host: str | None, *, as_json: bool) -> None:

@@ -22,6 +22,7 @@ from controller.options import (
     DryRunOption,
     FormatOption,
     HostOption,
+    HostsOption,
     JsonOption,
     KindOption,
     LastOption,
@@ -78,22 +79,29 @@ def plan(
 
 
 def preflight(
-    host: HostOption = None,
+    host: HostsOption = None,
     playbook: PlaybookOption = None,
     stale: StaleOption = None,
     adopt: AdoptOption = False,
     output: OutputOption = None,
     data: DataOption = None,
     allow: AllowOption = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Stop and delete what dead runs of yours left there, after showing it.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --fix: do what is shown, without asking.")] = False,
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> ExitCode:
-    """Look at a host and say whether the extraction can run there; nothing is changed but what is pushed."""
-    from controller import commands
+    """Look at hosts and say whether the extraction can run there; only --fix changes anything."""
+    from controller import checkup, commands
 
     overrides = make_overrides(stale=stale, adopt=adopt, output=output, data=data)
-    intention = commands.plan_extract(host, playbook, overrides, allow=allow or ())
-    return commands.preflight(intention, as_json=as_json)
+    hosts: list[str | None] = list(host or ()) or [None]  # None: the setting
+    intentions = [commands.plan_extract(one, playbook, overrides, allow=allow or ()) for one in hosts]
+    if fix:
+        return checkup.fix(intentions, yes=yes, as_json=as_json)
+    return checkup.preflight(intentions, as_json=as_json)
 
 
 @command("rehearse", panel="Look", examples=("ctl rehearse --host gpu1",))
@@ -248,7 +256,7 @@ def summary(
     return commands.summary(None if last else run_id, host, as_json=as_json)
 
 
-@command("report", panel="Look", examples=("ctl report --last --open", "ctl report 2562e8 -o report.html"))
+@command("report", panel="Look", examples=("ctl report --last --open", "ctl report 9a7b41 -o run.html"))
 def report(
     run_id: RunArgument = None,
     last: LastOption = False,

@@ -23,6 +23,16 @@ HostOption = Annotated[
         autocompletion=completion.hosts,
     ),
 ]
+HostsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        "-H",
+        envvar="CTL_HOST",
+        help="A name or address of hosts.toml, or an ssh alias; may be repeated.",
+        autocompletion=completion.hosts,
+    ),
+]
 PlaybookOption = Annotated[
     str | None,
     typer.Option(

@@ -13,6 +13,7 @@ from controller.core.events import Event, parse_event
 from controller.core.ledger import Fate, LedgerLine, latest, parse_line, truncated_indexes
 from controller.core.runview import ProgressView, RunView
 from controller.core.state import reduce, replay
+from controller.core.usage import usage
 from controller.runfolder import RunFolder
 from remote_payload.host.protocol import Plan
 
@@ -24,7 +25,7 @@ class Recorded:
     folder: RunFolder
     plan: Plan | None
     summary: dict[str, Any] | None
-    """summary.json with `triage` added; see `diagnosis`."""
+    """summary.json with `triage` (see `diagnosis`) and `gpu_hours` added."""
     result: dict[str, Any] | None
     events: tuple[Event, ...]
     """Of all writers, by time."""
@@ -74,12 +75,13 @@ def load(folder: RunFolder) -> Recorded:
     raw = list(ledger_records(folder))
     summary = folder.read("summary.json")
     plan: Any = folder.read("plan.json")
+    result = folder.read("result.json")
     parsed = (parse_line(record, rank) for record, rank in raw)
     return Recorded(
         folder=folder,
         plan=plan,
-        summary=diagnosis.with_triage(summary, folder) if summary is not None else None,
-        result=folder.read("result.json"),
+        summary={**diagnosis.with_triage(summary, folder), **usage(plan, result, None)} if summary else None,
+        result=result,
         events=tuple(events(folder)),
         lines=latest(line for line in parsed if line is not None),
         truncated=frozenset(truncated_indexes(record for record, _ in raw)),

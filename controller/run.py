@@ -143,16 +143,15 @@ class Run:
 
         `triage` (see `diagnosis`), `gpu_hours` and `cost` (see `core.usage`) are added here.
         """
-        if self._summary is None:
-            document = self._folder.read("summary.json")
-            if document is not None:
-                used = usage(
-                    self._folder.read("plan.json"),
-                    self._folder.read("result.json"),
-                    self._afterwards.price_per_gpu_hour,
-                )
-                self._summary = Summary({**with_triage(document, self._folder), **used})
-        return self._summary
+        document = self._folder.read("summary.json")
+        if document is not None and self._summary is None:
+            used = usage(
+                self._folder.read("plan.json"),
+                self._folder.read("result.json"),
+                self._afterwards.price_per_gpu_hour,
+            )
+            self._summary = Summary({**with_triage(document, self._folder), **used})
+        return self._summary if document is not None else None
 
     @property
     def problem(self) -> Mapping[str, Any] | None:
@@ -286,20 +285,6 @@ class Run:
     def __repr__(self) -> str:
         return f"<Run {self.id} on {self.host}: {self.state}>"
 
-    def _finish(self) -> None:
-        """Run the host's hook for an ended run; what goes wrong with it is a warning, and nothing of the run's."""
-        if self._afterwards.on_finish is None:
-            return
-        document = self.summary or {
-            "schema_version": 1, "run_id": self.id, "state": self.state, "end_reason": None, "hosts": [self.host],
-        }  # fmt: skip
-        try:
-            problem = run_hook(self._folder, self._afterwards.on_finish, document)
-        except OSError as error:
-            problem = f"it could not be begun: {error}"
-        if problem is not None:
-            self._recorder("notice", level="warn", code="on-finish", text=f"on_finish: {problem}")
-
     def __rich__(self) -> object:
         from controller.ui.notebook import run_renderable
 
@@ -324,6 +309,20 @@ class Run:
             "summary": self.summary,
             "problem": self.problem,
         }
+
+    def _finish(self) -> None:
+        """Run the host's hook for an ended run; what goes wrong with it is a warning, and nothing of the run's."""
+        if self._afterwards.on_finish is None:
+            return
+        document = self.summary or {
+            "schema_version": 1, "run_id": self.id, "state": self.state, "end_reason": None, "hosts": [self.host],
+        }  # fmt: skip
+        try:
+            problem = run_hook(self._folder, self._afterwards.on_finish, document)
+        except OSError as error:
+            problem = f"it could not be begun: {error}"
+        if problem is not None:
+            self._recorder("notice", level="warn", code="on-finish", text=f"on_finish: {problem}")
 
     def _event(self, event: Event) -> None:
         for sink in self._sinks:

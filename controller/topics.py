@@ -26,7 +26,7 @@ Environment
     CTL_PLAYBOOK   the playbook, when no --playbook is given
     CTL_RUNS_DIR   where run folders are kept (default: ./ctl-runs)
     CTL_CONFIG     the project's hosts.toml, instead of the nearest one upwards
-    NO_COLOR       no colour; TERM=dumb and CI also mean plain lines instead of the live view
+    NO_COLOR       plain lines instead of the dashboard, as with CI and TERM=dumb
     XDG_CONFIG_HOME/ctl/hosts.toml, XDG_CONFIG_HOME/ctl/playbooks    your own hosts and playbooks
     XDG_STATE_HOME/ctl/history.jsonl                                 every run launched from here
     XDG_STATE_HOME/ctl/defects/                                      tracebacks of errors that are ctl's own

@@ -21,7 +21,7 @@ from controller.documents import Findings, Ledger, Plan, Summary
 
 pytestmark = pytest.mark.filterwarnings("error")
 
-OF_A_TERMINAL = {"detach", "dry_run", "progress", "as_json", "verbose", "quiet"}
+OF_A_TERMINAL = {"detach", "dry_run", "dry_run_server", "progress", "as_json", "verbose", "quiet"}
 """Options of the command line that say how to print, or have a function of their own."""
 
 RENAMED = {"output_format": "format", "no_canary": "canary"}

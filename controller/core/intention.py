@@ -6,6 +6,7 @@ person.
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from typing import Any, Literal
 
@@ -75,9 +76,10 @@ def supervisor_env(plan: Plan) -> dict[str, str]:
     """Return the variables that the supervisor sets for every job."""
     layout, run_id = Layout(plan["host"]["workdir"]), plan["run_id"]
     inherited = plan["job"]["env"].get("PYTHONPATH")
-    payload = layout.payload(plan["payload"])
+    payload, python = layout.payload(plan["payload"]), plan["host"]["python"]
     hook = f"{payload}/remote_payload/hook" if plan["job"].get("tracebacks") else None
     return {
+        **({"PATH": f"{posixpath.dirname(python)}:$PATH"} if python.startswith("/") else {}),
         "PYTHONPATH": ":".join(filter(None, [hook, payload, inherited])),
         "CTL_RUN_ID": run_id,
         "CTL_RUN_DIR": layout.run(run_id).folder,

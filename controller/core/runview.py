@@ -94,6 +94,11 @@ class ProgressView:
     """What else a command says of where it is: a loss, a learning rate."""
 
     @property
+    def has_tokens(self) -> bool:
+        """Whether what is counted has tokens at all: a download has none."""
+        return self.unit == "samples" or self.tokens > 0
+
+    @property
     def fraction(self) -> float | None:
         """Between 0 and 1; None without a total."""
         return min(1.0, self.done / self.total) if self.total else None

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Group
-
 from controller.core.events import Event
-from controller.core.logs import LogLine
+from controller.core.logs import LogFolder, LogLine
 from controller.core.runview import Contact, RunView, StageView, Status
-from controller.ui.board import Known, RunBoard
+from controller.core.state import reduce
 from controller.ui.charts import sparkline
+from controller.ui.clean import clean
 from controller.ui.formats import bytes_text, count_text, duration_text, memory_text, number_text, state_text
-from controller.ui.frame import render
-from controller.ui.logbuffer import LogPage
 from controller.ui.markup import Markup, block, escape, facts, join, tag
-from controller.ui.notebook import TEXT_WIDTH, framed, plain
+from controller.ui.notebook import framed
 
 UPDATE_S = 0.5
 """Seconds between two updates: each is a message to the browser and is stored in the notebook."""
@@ -29,8 +27,6 @@ TAIL = 8
 
 HISTORY = 40
 """Cells of a sparkline."""
-
-TEXT_HEIGHT = 24
 
 _SIGNS = {Status.STARTED: "▸", Status.DONE: "✓", Status.FAILED: "✗", Status.SKIPPED: "○"}
 _CSS = {Status.STARTED: "", Status.DONE: "good", Status.FAILED: "bad", Status.SKIPPED: "soft"}
@@ -51,17 +47,21 @@ class NotebookView:
 
     def __init__(self, run_id: str, host: str, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._board = RunBoard(run=run_id, host=host, known=Known(), clock=clock)
+        self._view = RunView(run=run_id, host=host)
+        self._folder = LogFolder()
+        self._tail: deque[LogLine] = deque(maxlen=TAIL)
         self._handle: Any = None
         self._shown = 0.0
 
     def event(self, event: Event) -> None:
-        self._board.event(event)
+        self._view = reduce(self._view, event)
         self._update()
 
     def log(self, data: bytes) -> None:
-        self._board.log(data)
-        self._update()
+        lines = self._folder.feed(data)
+        if lines:
+            self._tail.extend(lines)
+            self._update()
 
     def __enter__(self) -> Self:
         from IPython.display import display
@@ -82,13 +82,27 @@ class NotebookView:
             self._handle.update(self)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        shot = self._board.snapshot()
-        text = plain(Group(*render(shot, TEXT_WIDTH, TEXT_HEIGHT, page_of=self._page)))
-        return {"text/plain": text, "text/html": str(live_html(shot.view, self._page(TAIL).lines, shot.now))}
+        now = self._clock()
+        tail = list(self._tail)
+        return {"text/plain": live_text(self._view, tail, now), "text/html": str(live_html(self._view, tail, now))}
 
-    def _page(self, count: int) -> LogPage:
-        with self._board.lock:
-            return self._board.log_buffer.page(count)
+
+def live_text(view: RunView, tail: Sequence[LogLine], now: float) -> str:
+    """Return the same as `live_html` in a few lines, for a frontend without HTML and for whoever reads the file."""
+    lines = [f"run {view.run} on {view.host}: {state_text(view)}, {duration_text(view.elapsed_s(now), running=True)}"]
+    for label, stages in (("ctl", view.stages), ("host", view.steps), ("job", view.phases)):
+        if stages:
+            signs = (f"{_SIGNS[each.status]} {each.name}{_seconds(each)}" for each in stages)
+            lines.append(f"  {label:<9}" + "  ".join(signs))
+    if view.progress is not None:
+        done = f"{count_text(view.progress.done)} of {count_text(view.progress.total)}"
+        lines.append(f"  {'samples':<9}{done}, {count_text(view.progress.tokens)} tokens")
+    lines += [f"  {notice.code}: {notice.text}" for notice in view.notices if notice.level == "warn"]
+    for failure in view.exceptions[:1]:
+        lines += [f"  {failure.first.label}: {failure.first.summary}", *failure.first.traceback.splitlines()]
+    if view.end is None:
+        lines += [f"  | {line.text}" for line in tail]
+    return "\n".join(map(clean, lines))
 
 
 def live_html(view: RunView, tail: Sequence[LogLine], now: float) -> Markup:
@@ -117,8 +131,11 @@ def live_html(view: RunView, tail: Sequence[LogLine], now: float) -> Markup:
 
 
 def _stage(stage: StageView) -> Markup:
-    seconds = "" if stage.seconds is None else " " + duration_text(stage.seconds)
-    return join([tag("span", _SIGNS[stage.status], _CSS[stage.status]), escape(f" {stage.name}{seconds}")])
+    return join([tag("span", _SIGNS[stage.status], _CSS[stage.status]), escape(f" {stage.name}{_seconds(stage)}")])
+
+
+def _seconds(stage: StageView) -> str:
+    return "" if stage.seconds is None else f" {duration_text(stage.seconds)}"
 
 
 def _progress(view: RunView) -> list[tuple[str, Markup]]:

@@ -44,6 +44,9 @@ class FindingLike(Protocol):
     def level(self) -> str: ...
 
     @property
+    def code(self) -> str: ...
+
+    @property
     def what(self) -> str: ...
 
     @property

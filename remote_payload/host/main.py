@@ -24,6 +24,7 @@ VERBS = {
     "tail": ("tail", "main"),
     "ps": ("ps", "main"),
     "stop": ("stop", "main"),
+    "tidy": ("tidy", "main"),
     "data": ("data", "receive"),
     "uploads": ("uploads", "receive"),
     "stacks": ("stacks", "main"),

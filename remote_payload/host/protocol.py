@@ -210,6 +210,7 @@ class HostRecord(TypedDict):
     accelerator: str
     gpus: int
     lease_dir: Optional[str]
+    env_file: Optional[str]  # of the host; what its jobs start with
 
 
 class Plan(TypedDict):

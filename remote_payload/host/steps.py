@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 from remote_payload.host import container, stacks
 from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.children import CommandFailed, reap_adopted, registering
+from remote_payload.host.envfile import read_env_file, with_python_first
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import write_all
 from remote_payload.host.finish import Ending
@@ -77,11 +78,18 @@ class StepEnded(Exception):
 
 
 def job_environment(plan: Dict[str, Any], workdir: str, secrets: Dict[str, str]) -> Dict[str, str]:
-    """Return the environment of exec and verify steps: the login's, the plan's, the secrets, and ours on top."""
+    """Return the environment of exec and verify steps.
+
+    The login's, the host's `env_file`, the plan's, the secrets, and ours on top; first in PATH is the folder of the
+    host's Python. Raises HostError if the `env_file` cannot be read.
+    """
     run_id = plan["run_id"]
     environ = {name: value for name, value in os.environ.items() if name != HELPER_ENV}
+    if plan["host"].get("env_file"):
+        environ.update(read_env_file(plan["host"]["env_file"]))
     environ.update(plan["job"]["env"])
     environ.update(secrets)
+    environ = with_python_first(environ, plan["host"].get("python", ""))
     payload = Layout(workdir).payload(plan["payload"])
     hook = os.path.join(payload, "remote_payload", "hook") if plan["job"].get("tracebacks") else None
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, (hook, payload, environ.get("PYTHONPATH"))))

@@ -42,12 +42,13 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     if not os.path.isdir(paths.folder):
         raise HostError("no-such-run", "this host has no run %s" % request["run_id"], "", "ctl ps lists its runs")
     grace_s = 0.0 if request["force"] else float(request["grace_s"])
-    answer = _stop(request["workdir"], paths, grace_s, bool(request["force"]))
+    answer = stop_run(request["workdir"], paths, grace_s, bool(request["force"]))
     out.write(json.dumps(answer).encode() + b"\n")
     return 0
 
 
-def _stop(workdir: str, paths: RunPaths, grace_s: float, force: bool) -> Dict[str, Any]:
+def stop_run(workdir: str, paths: RunPaths, grace_s: float, force: bool = False) -> Dict[str, Any]:
+    """Stop a run and return the verb's answer. Raises HostError if it cannot be judged from here."""
     standing = judge_run(paths)
     run = standing.run
     if standing.state is RunState.FINISHED:
