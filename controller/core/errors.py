@@ -14,6 +14,7 @@
       LaunchUnknown           launch could be neither confirmed nor denied (9)
       JobFailed               the job failed (100)
       JobStopped              the job was stopped (103)
+      Interrupted             Ctrl-C before anything was launched (130)
 
 Each carries what happened, why, what to do about it, and a stable code. Only `controller.app` turns them into
 exit codes.
@@ -167,3 +168,10 @@ class JobStopped(CtlError):
 
     exit_code = ExitCode.JOB_STOPPED
     code = "job-stopped"
+
+
+class Interrupted(CtlError):
+    """The user gave up before anything was launched."""
+
+    exit_code = ExitCode.INTERRUPTED
+    code = "interrupted"
