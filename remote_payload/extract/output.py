@@ -19,7 +19,8 @@ from remote_payload.extract.formats import DTYPE_CODES
 from remote_payload.extract.identity import asked
 from remote_payload.extract.settings import CaptureSettings, ConfigError, ModelFacts
 from remote_payload.host.files import fsync_folder, read_json, read_lines
-from remote_payload.host.protocol import OUTPUT_LEDGER, OUTPUT_MANIFEST, ExtractSpec
+from remote_payload.host.layout import OUTPUT_LEDGER, OUTPUT_MANIFEST
+from remote_payload.host.protocol import ExtractSpec
 
 SCHEMA_VERSION = 1
 

@@ -25,7 +25,8 @@ from remote_payload.extract.output import read_ledger, read_manifest, require_sa
 from remote_payload.extract.settings import ConfigError
 from remote_payload.host.files import fsync_folder
 from remote_payload.host.journal import Journal
-from remote_payload.host.protocol import OUTPUT_MANIFEST, ExtractSpec
+from remote_payload.host.layout import OUTPUT_MANIFEST
+from remote_payload.host.protocol import ExtractSpec
 
 DESCRIBING = (OUTPUT_MANIFEST, *arrow.FILES)
 """What lies beside the samples: written by way of a temporary file of the same name between dots."""

@@ -27,8 +27,8 @@ from remote_payload.extract.spill import Spill
 from remote_payload.extract.statistics import STATISTICS, measure, summarize_states
 from remote_payload.host.journal import Journal
 
-WRITERS = 4
-"""Threads a rank. With 8 ranks, 32 streams: enough for one NVMe array or a parallel file system."""
+WRITERS = 8
+"""Threads a rank. The engine's last step leaves that many files at once to write and hash, while the GPU is idle."""
 
 PIECES = 8
 """A streamed piece is at most this part of the pool: two samples fill pieces while as many are being written."""
@@ -95,6 +95,7 @@ class SampleStore:
             raise ValueError(f"buffer_bytes {buffer_bytes} is less than {PIECES} tokens of {self.row_bytes} bytes")
         self.pool = BufferPool(buffer_bytes)
         self._piece_rows = buffer_bytes // PIECES // self.row_bytes
+        prepare_for_threads()
         self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="ctl-writer")
         self._futures: deque[Future[None]] = deque()
         self._deferred: deque[int] = deque()  # also filled by writers
@@ -292,6 +293,7 @@ class SampleStore:
             record = {
                 "index": buffer.index, "file": name, "tokens": buffer.tokens, "bytes": size, "sha256": sha256,
                 "token_sha256": digest, "states": states, "seconds": round(time.monotonic() - buffer.started, 6),
+                "t": round(time.time(), 3),
             }  # fmt: skip
             for ledger in self._ledgers:
                 self.pool.patiently(lambda ledger=ledger: ledger.append(record))  # type: ignore[misc]  # bound early
@@ -335,6 +337,15 @@ def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             joined.append((row, count))
     return joined
+
+
+def prepare_for_threads() -> None:
+    """Let torch rebuild its CPU thread pool now, in one thread; call it before threads use torch.
+
+    A forked process, as vLLM's workers are, has a pool whose threads are gone. Each thread's first operation replaces
+    it, without a lock: two at once find none ("Invalid thread pool!", aten/src/ATen/ParallelOpenMP.cpp).
+    """
+    torch.set_num_threads(torch.get_num_threads())
 
 
 def is_streamed(size: int, buffer_bytes: int) -> bool:

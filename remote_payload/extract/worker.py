@@ -36,7 +36,7 @@ from remote_payload.extract.pool import DEFAULT_BUFFER_BYTES
 from remote_payload.extract.settings import CONFIG_KEY, CaptureSettings, load_job
 from remote_payload.extract.store import Buffer, SampleStore
 from remote_payload.host.journal import EventWriter, Journal
-from remote_payload.host.protocol import layer_ids
+from remote_payload.host.layers import layer_ids
 
 Base: Any = versions.worker_class(current_platform.is_cpu())
 

@@ -31,7 +31,7 @@ from remote_payload.extract import inspector
 from remote_payload.extract.formats import TEMPORARY_SUFFIX
 from remote_payload.extract.inspector import inspect_all
 from remote_payload.extract.output import SEMANTICS
-from remote_payload.host.protocol import OUTPUT_LEDGER, OUTPUT_MANIFEST
+from remote_payload.host.layout import OUTPUT_LEDGER, OUTPUT_MANIFEST
 
 LENGTHS = [100, 40, 300, 1, 77, 17, 130, 64] * 4
 INDEXES = [0, *range(2, len(LENGTHS) + 1)]
@@ -124,7 +124,7 @@ def change_header(run: Run, index: int, key: str, value: str) -> None:
 
 def adopt(run: Run, index: int) -> None:
     """Make the output's ledger believe the file as it is."""
-    from remote_payload.host.protocol import file_digest
+    from remote_payload.host.framing import file_digest
 
     for ledger in (run.output / OUTPUT_LEDGER).iterdir():
         lines = [json.loads(line) for line in ledger.read_text().splitlines()]

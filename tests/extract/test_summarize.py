@@ -19,7 +19,7 @@ from remote_payload.extract.settings import MANIFEST
 from remote_payload.extract.summarize import verify
 from remote_payload.host.files import write_json
 from remote_payload.host.journal import EventWriter, Journal
-from remote_payload.host.protocol import RunPaths
+from remote_payload.host.layout import RunPaths
 
 LENGTHS = (3, 5, 7, 2)
 
