@@ -20,7 +20,7 @@ lint: setup
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	.venv/bin/vermin --quiet --no-tips --violations --target=3.9- remote_payload/host
+	.venv/bin/vermin --quiet --no-tips --violations --target=3.9- remote_payload/host remote_payload/hook remote_payload/survey
 
 setup:
 	@tools/setup.sh

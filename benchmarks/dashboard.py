@@ -3,7 +3,7 @@
 Goals: under 5 % of a core, and memory that does not grow. A run of eight GPUs is fed as `watch` feeds it, in pieces
 of what a quarter of a second brings, with samples, progress and progress bars between; frames go to a pseudo-terminal
 of each size, whose other end is read by a process of its own. The share is CPU seconds (user and system) of this
-process over wall-clock seconds, less what feeding nothing costs.
+process over wall-clock seconds.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def piece(number: int) -> bytes:
     """Return the output of a quarter of a second: lines of eight ranks, and the state of a bar."""
     count = LINES_A_SECOND // PIECES_A_SECOND
     lines = (
-        f"(Worker_TP{index % 8} pid={4000 + index % 8}) INFO 11-29 19:38:17 [worker.py:131] sample "
-        f"{number * count + index} of 1000000 was written: [712, 4, 7168] bfloat16 in 0.013 s\n"
+        f"(Worker_TP{index % 8} pid={4000 + index % 8}) INFO 11-29 19:38:17 [worker.py:131] "
+        f"sample {number * count + index} of 1000000 was written: [712, 4, 7168] bfloat16 in 0.013 s\n"
         for index in range(count)
-    )  # fmt: skip
+    )
     bar = f"(Worker_TP0 pid=4000) \rCapturing: {number % 100}%|####   | {number % 100}/100"
     return "".join(lines).encode() + bar.encode() + b"\n"
 
@@ -82,7 +82,8 @@ def measure(size: tuple[int, int], seconds: float, pieces: list[bytes]) -> tuple
     """Return the share of a core, and by how many bytes the resident memory grew in the second half."""
     primary, secondary = pty.openpty()
     fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
-    reader = subprocess.Popen(["cat"], stdin=primary, stdout=subprocess.DEVNULL)
+    # The end of a pseudo-terminal is an error to its reader, which has nothing to say.
+    reader = subprocess.Popen(["cat"], stdin=primary, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with os.fdopen(secondary, "w", encoding="utf-8") as stream:
         # The terminal belongs to no session here, so the view is told that it is in the foreground.
         view = LiveView(stream, on_screen=lambda: True)

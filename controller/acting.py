@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from controller import completion
 from controller.app import command
-from controller.core.errors import ExitCode
+from controller.core.errors import ExitCode, UsageError
 from controller.options import (
     AdoptOption,
     AllowOption,
@@ -94,7 +96,9 @@ def extract(
         commands.show_plan(intention, as_json=as_json)
         return ExitCode.OK
     if dry_run_server:
-        return commands.preflight(intention, as_json=as_json)
+        from controller import checkup
+
+        return checkup.preflight([intention], as_json=as_json)
     return commands.launch_and_watch(intention, yes=yes, detach=detach, progress=view, as_json=as_json)
 
 
@@ -133,22 +137,59 @@ def convert(
     return commands.launch_and_watch(intention, yes=yes, detach=detach, progress=view, as_json=as_json)
 
 
+class RunCommand(TyperCommand):
+    """`ctl run [PLAYBOOK] [OPTIONS] [-- WORD...]`: what stands after the first `--` is never parsed here.
+
+    `ctx` is click's context, which newer typers bring along under a private name.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = list(args)
+        cut = words.index("--") if "--" in words else len(words)
+        ctx.meta[AFTER_DASHES] = words[cut + 1 :]
+        return super().parse_args(ctx, words[:cut])
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- WORD...]"]
+
+
+AFTER_DASHES = "ctl.after-dashes"
+"""Key of the click context: the words after `--`, as they are."""
+
+
 @command(
     "run",
     panel="Run",
     examples=(
         "ctl run --host gpu1 -- nvidia-smi",
         "ctl run --host gpu1 --name train --detach -- python train.py --epochs 3",
+        "ctl run speculators-train --host gpu1 -- --epochs 3",
     ),
-    context_settings={"ignore_unknown_options": True},
+    cls=RunCommand,
 )
 def run(
-    argv: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")],
+    context: typer.Context,
+    playbook: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PLAYBOOK]",
+            help='A playbook of kind "command"; the words after `--` are then added to its own. Without one they are '
+            "the command.",
+            autocompletion=completion.playbooks,
+        ),
+    ] = None,
     host: HostOption = None,
     name: Annotated[str | None, typer.Option("--name", help="What to call the run; default: the command.")] = None,
     cwd: Annotated[
         str | None, typer.Option("--cwd", help="Folder on the host to run in; default: its workdir.")
     ] = None,
+    tracebacks: Annotated[
+        bool, typer.Option("--tracebacks", help="Hook every Python process of it: whole tracebacks, with ranks.")
+    ] = False,
+    stale: StaleOption = None,
+    adopt: AdoptOption = False,
+    allow: AllowOption = None,
+    yes: YesOption = False,
     wait: WaitOption = False,
     detach: DetachOption = False,
     dry_run: DryRunOption = False,
@@ -157,15 +198,27 @@ def run(
     quiet: QuietOption = 0,
     verbose: VerboseOption = False,
 ) -> ExitCode:
-    """Run any command on a host under the same care: lease, supervision, exact logs, a clean end."""
-    from controller import commands
+    """Run a command playbook, or any command, under the same care: lease, supervision, exact logs, a clean end."""
+    from controller import commands, commandverbs
 
     view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
-    intention = commands.plan_command(host, argv, name=name, cwd=cwd, wait=wait)
+    words = list(context.meta[AFTER_DASHES])
+    if playbook is None:
+        for flag, given in (("--stale", stale), ("--adopt", adopt)):
+            if given:
+                raise UsageError(f"`{flag}` is for a playbook's outputs", fix="a one-off command owns none")
+        intention = commandverbs.plan_command(host, words, name=name, cwd=cwd, wait=wait, tracebacks=tracebacks)
+    else:
+        for flag, value in (("--name", name), ("--cwd", cwd), ("--tracebacks", tracebacks)):
+            if value:
+                raise UsageError(f"`{flag}` is for a command without a playbook", fix="set it in the playbook")
+        intention = commandverbs.plan_command_playbook(
+            host, playbook, words, stale=stale, adopt=adopt, allow=allow or (), wait=wait
+        )
     if dry_run:
         commands.show_plan(intention, as_json=as_json)
         return ExitCode.OK
-    return commands.launch_and_watch(intention, yes=True, detach=detach, progress=view, as_json=as_json)
+    return commands.launch_and_watch(intention, yes=yes, detach=detach, progress=view, as_json=as_json)
 
 
 @command(
@@ -185,8 +238,8 @@ def attach(
     """Watch a run that is under way, or several; what was missed is caught up."""
     from controller import commands
 
-    wanted = [None] if last or not run_ids else list(dict.fromkeys(run_ids))
     view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
+    wanted = [None] if last or not run_ids else list(dict.fromkeys(run_ids))
     return commands.attach(wanted, host, progress=view, as_json=as_json)
 
 

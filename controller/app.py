@@ -14,7 +14,7 @@ from typing import Annotated, Any, ParamSpec
 import typer
 from typer.core import TyperGroup
 
-from controller.core.errors import CtlError, ExitCode, UsageError
+from controller.core.errors import CtlError, ExitCode, Interrupted, UsageError
 from controller.core.suggest import did_you_mean
 from controller.localdisk import disk_error
 
@@ -139,9 +139,14 @@ def guarded(body: Callable[P, ExitCode | None]) -> Callable[P, None]:
 def run(words: Sequence[str] | None = None) -> int:
     """Parse a command line, run its verb, and return the exit code."""
     given = list(sys.argv[1:] if words is None else words)
+    end = given.index("--") if "--" in given else len(given)
+    ours = [SPELLINGS.get(word, word) for word in given[:end]]
     # What could not be parsed has no parameters yet, so the two flags that shape an error are looked for by name.
-    ours = given[: given.index("--")] if "--" in given else given
-    return _mapped(lambda: _parsed(given), as_json="--json" in ours, verbose=bool({"-v", "--verbose"} & set(ours)))
+    return _mapped(
+        lambda: _parsed(ours + given[end:]),
+        as_json="--json" in ours,
+        verbose=bool({"-v", "--verbose"} & set(ours)),
+    )
 
 
 def _parsed(words: list[str]) -> int:
@@ -182,7 +187,7 @@ def _mapped(body: Callable[[], int | None], *, as_json: bool, verbose: bool) -> 
         _show_error(error, as_json=as_json)
         return int(error.exit_code)
     except KeyboardInterrupt:
-        _show_error(CtlError("interrupted: nothing was launched", code="interrupted"), as_json=as_json)
+        _show_error(Interrupted("interrupted", why="a run that its host has confirmed goes on"), as_json=as_json)
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # The reader of stdout went away (`ctl logs | head`): not an error, and nothing can be written any more.
@@ -222,7 +227,7 @@ def _defect(error: Exception) -> CtlError:
 
     kept = keep(error)
     if isinstance(kept, OSError):
-        traceback.print_exc()
+        traceback.print_exception(error)
     return CtlError(
         f"unexpected {type(error).__name__}: {error}",
         why="this is a defect of ctl; a run that was launched goes on",

@@ -12,14 +12,13 @@ from typing import Any
 
 from controller import diagnosis, pipeline, viewing
 from controller.core import shares
-from controller.core.errors import ExitCode, JobStopped, LocalDiskError, RefusedError, UsageError
+from controller.core.errors import ExitCode, Interrupted, JobStopped, LocalDiskError, RefusedError, UsageError
 from controller.core.intention import describe
 from controller.core.model import Overrides
 from controller.known import RunControls, known_of
 from controller.pipeline import Intention
 from controller.run import Run, exit_code
 from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run
-from controller.stages import data as data_stage
 from controller.ui.stream import choose_view
 from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json
 from controller.workspace import load_workspace
@@ -50,19 +49,13 @@ def plan_convert(
     return pipeline.plan_convert(load_workspace(), run_id, host, to=to, output=output, stale=stale, adopt=adopt)
 
 
-def plan_command(
-    host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None, wait: bool = False
-) -> Intention:
-    return pipeline.plan_command(load_workspace(), host, argv, name=name, cwd=cwd, wait=wait)
-
-
 def show_plan(intention: Intention, *, as_json: bool) -> None:
     from controller.payload import load_payload
     from controller.ui.tables import print_intention
 
     payload = load_payload()
     described = describe(
-        intention.plan, intention.playbook, payload_files=len(payload.files), payload_bytes=payload.size
+        intention.plan, intention.extraction, payload_files=len(payload.files), payload_bytes=payload.size
     )
     if as_json:
         print_json(described)
@@ -92,10 +85,13 @@ def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress:
             with view.paused():
                 return ask_yes_no(question)
 
-        run = pipeline.launch(intention, sinks=[sink], ask=ask, pause=view.paused, confirm=confirm)
+        try:
+            run = pipeline.launch(intention, sinks=[sink], ask=ask, pause=view.paused, confirm=confirm)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted: nothing was launched") from None
         stack.callback(run.close)
         if detach:
-            return _detached(run)
+            return _detached(run, as_json=as_json)
         sink.control(RunControls(run))
         return _watch(run, as_json=as_json, view_stack=stack)
 
@@ -127,10 +123,10 @@ def _watch(run: Run, *, as_json: bool, view_stack: ExitStack) -> ExitCode:
         outcome = run.watch()
     except KeyboardInterrupt:
         view_stack.close()
-        return _detached(run)
+        return _detached(run, as_json=as_json)
     view_stack.close()
     if not outcome.ended:
-        return _detached(run)
+        return _detached(run, as_json=as_json)
     return _report(run, as_json=as_json)
 
 
@@ -152,7 +148,7 @@ def _report(run: Run, *, as_json: bool) -> ExitCode:
         print_stopped(summary)
         return exit_code(error)
     if error is not None:
-        print_problems((summary or {}).get("problems", []), run.folder.path / "log")
+        print_problems(summary.get("problems", []) if summary else [], run.folder.path / "log")
         cause = _cause(run, summary)
         if cause:
             # The error that is raised says the remedy of a known cause, as the last line of all.
@@ -170,7 +166,10 @@ def _cause(run: Run, summary: Mapping[str, Any] | None) -> Mapping[str, Any] | N
     return found.record() if found else None
 
 
-def _detached(run: Run) -> ExitCode:
+def _detached(run: Run, *, as_json: bool) -> ExitCode:
+    if as_json:
+        print_json({"schema_version": 1, "detached": True, "run_id": run.id, "host": run.host, "state": run.state})
+        return ExitCode.DETACHED
     console = err_console()
     console.print(f"detached: run {run.id} goes on, on {run.host}")
     for verb, text in (("attach", "watch it again"), ("logs -f", "read its log"), ("stop", "stop it")):
@@ -244,10 +243,12 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
     if as_json:
         print_json(document)
     else:
+        from controller.reporting import print_samples
         from controller.ui.errors import print_problems, print_stopped, print_triage
         from controller.ui.tables import print_summary
 
         print_summary(out_console(), document)
+        print_samples(run.folder)
         if document.get("end_reason") in ASKED_FOR:
             print_stopped(document, out_console())
         elif document.get("problems"):
@@ -296,24 +297,6 @@ def merge_ledgers(run_ids: Sequence[str], *, output: str | None, as_json: bool) 
 
 
 # ------------------------------------------------------------------------------------------ hosts, config
-
-
-def preflight(intention: Intention, *, as_json: bool) -> ExitCode:
-    with pipeline.host_context(intention.host, ask=ask_yes_no) as ctx:
-        if intention.data is not None:
-            data_stage.run(ctx, intention.data)
-        outcome = pipeline.preflight(ctx, intention)
-    failed = bool(outcome.failed)
-    if as_json:
-        from dataclasses import asdict
-
-        findings = [asdict(finding) for finding in outcome.findings]
-        print_json({"schema_version": 1, "host": intention.host.name, "ok": not failed, "findings": findings})
-    else:
-        from controller.ui.tables import print_findings
-
-        print_findings(out_console(), intention.host.name, outcome.findings)
-    return ExitCode.REFUSED if failed else ExitCode.OK
 
 
 def ps(host: str | None, *, as_json: bool) -> None:

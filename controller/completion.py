@@ -5,7 +5,7 @@ A completion must not print or fail: a broken configuration completes nothing, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from controller.core.errors import CtlError
 
@@ -45,9 +45,13 @@ def runs(incomplete: str) -> list[str]:
 PROGRESS_MODES = ("auto", "plain", "json", "none")
 
 
-def progress_modes(incomplete: str) -> list[str]:
-    """Return the ways to show a run's progress."""
-    return _beginning(PROGRESS_MODES, incomplete)
+def one_of(*words: str) -> Callable[[str], list[str]]:
+    """Return the completion of an option that takes one of a few words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return _beginning(words, incomplete)
+
+    return complete
 
 
 def topics(incomplete: str) -> list[str]:

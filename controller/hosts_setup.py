@@ -7,9 +7,9 @@ from typing import Annotated, Literal, cast
 import typer
 
 from controller import completion
-from controller.app import guarded, hosts_app
+from controller.app import hosts_app, subcommand
 from controller.core.errors import ExitCode, UsageError
-from controller.options import AdoptOption, JsonOption, ProgressOption, VerboseOption
+from controller.options import AdoptOption, JsonOption, ProgressOption, QuietOption, VerboseOption, view_mode
 
 HostArgument = Annotated[
     str,
@@ -25,6 +25,11 @@ BUILDS = ("cpu", "cuda")
 TOOLS = ("auto", "uv", "pip")
 
 
+@subcommand(
+    hosts_app,
+    "setup",
+    examples=("ctl hosts setup gpu1 --vllm 0.32.0 --dry-run", "ctl hosts setup gpu1 --vllm 0.32.0 --yes --detach"),
+)
 def setup(
     host: HostArgument,
     vllm: Annotated[
@@ -57,12 +62,14 @@ def setup(
     detach: DetachOption = False,
     progress: ProgressOption = "auto",
     as_json: JsonOption = False,
+    quiet: QuietOption = 0,
     verbose: VerboseOption = False,
 ) -> ExitCode:
     """Make or complete the environment of the host's `python`, with vLLM in it; shows its plan first."""
     from controller import provisioning
     from controller.core.environment import PACKAGES, Wish, index_words
 
+    view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
     if build not in (None, *BUILDS) or tool not in TOOLS:
         raise UsageError("`--build` is cpu or cuda, `--tool` is auto, uv or pip", why=f"given: {build or ''} {tool}")
     wish = Wish(
@@ -79,10 +86,15 @@ def setup(
         ),
     )
     return provisioning.setup(
-        host, wish, check=check, yes=yes, dry_run=dry_run, detach=detach, progress=progress, as_json=as_json
+        host, wish, check=check, yes=yes, dry_run=dry_run, detach=detach, progress=view, as_json=as_json
     )
 
 
+@subcommand(
+    hosts_app,
+    "fetch-model",
+    examples=("ctl hosts fetch-model gpu1 ORG/NAME@main --to /models/NAME",),
+)
 def fetch_model(
     host: HostArgument,
     model: Annotated[
@@ -107,20 +119,16 @@ def fetch_model(
     detach: DetachOption = False,
     progress: ProgressOption = "auto",
     as_json: JsonOption = False,
+    quiet: QuietOption = 0,
     verbose: VerboseOption = False,
 ) -> ExitCode:
     """Bring a model of the Hugging Face hub onto the host, proved file by file; goes on where it was cut off."""
     from controller import provisioning
     from controller.core.fetching import parse_model
 
+    view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
     repo, revision = parse_model(model)
     return provisioning.fetch_model(
         host, repo, revision, to=to, include=include or (), exclude=exclude or (), adopt=adopt,
-        token_stdin=token_stdin, yes=yes, dry_run=dry_run, detach=detach, progress=progress, as_json=as_json,
+        token_stdin=token_stdin, yes=yes, dry_run=dry_run, detach=detach, progress=view, as_json=as_json,
     )  # fmt: skip
-
-
-hosts_app.command("setup", epilog="Example: ctl hosts setup gpu1 --vllm 0.32.0 --dry-run")(guarded(setup))
-hosts_app.command("fetch-model", epilog="Example: ctl hosts fetch-model gpu1 ORG/NAME@main --to /models/NAME")(
-    guarded(fetch_model)
-)

@@ -22,6 +22,7 @@ from controller.options import (
     DryRunOption,
     FormatOption,
     HostOption,
+    HostsOption,
     JsonOption,
     KindOption,
     LastOption,
@@ -78,22 +79,29 @@ def plan(
 
 
 def preflight(
-    host: HostOption = None,
+    host: HostsOption = None,
     playbook: PlaybookOption = None,
     stale: StaleOption = None,
     adopt: AdoptOption = False,
     output: OutputOption = None,
     data: DataOption = None,
     allow: AllowOption = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Stop and delete what dead runs of yours left there, after showing it.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --fix: do what is shown, without asking.")] = False,
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> ExitCode:
-    """Look at a host and say whether the extraction can run there; nothing is changed but what is pushed."""
-    from controller import commands
+    """Look at hosts and say whether the extraction can run there; only --fix changes anything."""
+    from controller import checkup, commands
 
     overrides = make_overrides(stale=stale, adopt=adopt, output=output, data=data)
-    intention = commands.plan_extract(host, playbook, overrides, allow=allow or ())
-    return commands.preflight(intention, as_json=as_json)
+    hosts: list[str | None] = list(host or ()) or [None]  # None: the setting
+    intentions = [commands.plan_extract(one, playbook, overrides, allow=allow or ()) for one in hosts]
+    if fix:
+        return checkup.fix(intentions, yes=yes, as_json=as_json)
+    return checkup.preflight(intentions, as_json=as_json)
 
 
 @command("rehearse", panel="Look", examples=("ctl rehearse --host gpu1",))
@@ -188,6 +196,20 @@ def logs(
     return reading.logs(None if last else run_id, host, wanted)
 
 
+@command("stacks", panel="Look", examples=("ctl stacks --last", "ctl stacks 2562e8 --json"))
+def stacks(
+    run_id: RunArgument = None,
+    last: LastOption = False,
+    host: HostOption = None,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Show what every Python process of a living run is doing (needs py-spy on the host); nothing is stopped."""
+    from controller import commandverbs
+
+    return commandverbs.show_stacks(None if last else run_id, host, as_json=as_json)
+
+
 @command("replay", panel="Look", examples=("ctl replay --last --speed 20", "ctl replay 2562e8 --at 40%"))
 def replay(
     run_id: RunArgument = None,
@@ -228,10 +250,28 @@ def summary(
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> ExitCode:
-    """Show what a run wrote: samples, tokens, shapes, norms, NaN counts, problems."""
+    """Show what a run wrote: samples or files, shapes, dtypes, norms, NaN counts, problems."""
     from controller import commands
 
     return commands.summary(None if last else run_id, host, as_json=as_json)
+
+
+@command("report", panel="Look", examples=("ctl report --last --open", "ctl report 9a7b41 -o run.html"))
+def report(
+    run_id: RunArgument = None,
+    last: LastOption = False,
+    host: HostOption = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: report.html in ctl-runs/RUN/.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Write a run as one HTML file that needs no network: stages, GPUs, norms, samples, problems, repetition."""
+    from controller import reporting
+
+    return reporting.report(None if last else run_id, host, output=output, show=show, as_json=as_json)
 
 
 @command("diff", panel="Look", examples=("ctl diff 2562e8 9a7b41", "ctl diff 2562e8 9a7b41 --json | jq .changes"))
@@ -281,7 +321,7 @@ def help_topic(
     ] = None,
     verbose: VerboseOption = False,
 ) -> None:
-    """Explain a verb, or what belongs to no single one: exit-codes, environment, json, boundaries, hooks."""
+    """Explain a verb, or what belongs to no single one: exit-codes, environment, json, run, boundaries, hooks."""
     from controller.core.suggest import did_you_mean
     from controller.topics import TOPICS
 

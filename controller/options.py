@@ -23,6 +23,16 @@ HostOption = Annotated[
         autocompletion=completion.hosts,
     ),
 ]
+HostsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        "-H",
+        envvar="CTL_HOST",
+        help="A name or address of hosts.toml, or an ssh alias; may be repeated.",
+        autocompletion=completion.hosts,
+    ),
+]
 PlaybookOption = Annotated[
     str | None,
     typer.Option(
@@ -53,7 +63,7 @@ ProgressOption = Annotated[
     typer.Option(
         "--progress",
         help="auto, plain, json (events as lines on stderr), or none.",
-        autocompletion=completion.progress_modes,
+        autocompletion=completion.one_of(*completion.PROGRESS_MODES),
     ),
 ]
 QuietOption = Annotated[
@@ -73,7 +83,11 @@ VerboseOption = Annotated[
 ]
 StaleOption = Annotated[
     str | None,
-    typer.Option("--stale", help="Files of an earlier run in the output: fail, clear, quarantine or resume."),
+    typer.Option(
+        "--stale",
+        help="Files of an earlier run in the output: fail, clear, quarantine or resume.",
+        autocompletion=completion.one_of("fail", "clear", "quarantine", "resume"),
+    ),
 ]
 AdoptOption = Annotated[
     bool, typer.Option("--adopt", help="Claim an output folder that holds files without our owner marker.")
@@ -83,12 +97,29 @@ OutputOption = Annotated[str | None, typer.Option("--output", help="The output f
 DataOption = Annotated[
     str | None, typer.Option("--data", help="The data set: a path on the host, or local:PATH, which is pushed.")
 ]
-KindOption = Annotated[str | None, typer.Option("--data-kind", help="What a record is: auto, tokens or chat.")]
+KindOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data-kind",
+        help="What a record is: auto, tokens or chat.",
+        autocompletion=completion.one_of("auto", "tokens", "chat"),
+    ),
+]
 FormatOption = Annotated[
-    str | None, typer.Option("--format", help="speculators, speculators-0.3, specforge or modelopt.")
+    str | None,
+    typer.Option(
+        "--format",
+        help="speculators, speculators-0.3, specforge or modelopt.",
+        autocompletion=completion.one_of("speculators", "speculators-0.3", "specforge", "modelopt"),
+    ),
 ]
 StoreOption = Annotated[
-    str | None, typer.Option("--store-dtype", help="auto, bfloat16, float16, float32 or fp8 (with a scale a token).")
+    str | None,
+    typer.Option(
+        "--store-dtype",
+        help="auto, bfloat16, float16, float32 or fp8 (with a scale a token).",
+        autocompletion=completion.one_of("auto", "bfloat16", "float16", "float32", "fp8"),
+    ),
 ]
 LayersOption = Annotated[
     str | None, typer.Option("--boundaries", help="eagle3, or numbers with commas: decoder layers completed.")
@@ -110,11 +141,18 @@ CanaryOption = Annotated[
 RehearseOption = Annotated[
     str | None,
     typer.Option(
-        "--rehearse", help="auto (before long loads), always or never: first try a model cut from this one."
+        "--rehearse",
+        help="auto (before long loads), always or never: first try a model cut from this one.",
+        autocompletion=completion.one_of("auto", "always", "never"),
     ),
 ]
 CaptureOption = Annotated[
-    str | None, typer.Option("--capture", help="auto, hooks (eager, any vLLM) or native (the model's own support).")
+    str | None,
+    typer.Option(
+        "--capture",
+        help="auto, hooks (eager, any vLLM) or native (the model's own support).",
+        autocompletion=completion.one_of("auto", "hooks", "native"),
+    ),
 ]
 
 

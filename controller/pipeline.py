@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,10 +14,13 @@ from typing import Any, TypedDict
 from controller import history
 from controller.afterwards import Afterwards
 from controller.core import planner, shape
+from controller.core.checks_command import programs
+from controller.core.command import CommandPlaybook, CommandPreflight
 from controller.core.errors import CtlError, LaunchUnknown, RefusedError, UsageError
 from controller.core.model import Host, Overrides, Playbook
 from controller.localdata import LocalData, local_data
 from controller.localdisk import before_launch, copying
+from controller.localfiles import LocalFiles
 from controller.payload import load_payload
 from controller.run import Run, Sink, load_plan
 from controller.runfolder import RunFolder, find_run
@@ -26,6 +28,7 @@ from controller.stages import data as data_stage
 from controller.stages import launch as launch_stage
 from controller.stages import preflight as preflight_stage
 from controller.stages import push as push_stage
+from controller.stages import uploads as uploads_stage
 from controller.stages.base import Context, Emit
 from controller.transport.base import Transport
 from controller.version import version
@@ -52,13 +55,20 @@ class Intention:
 
     plan: Plan
     host: Host
-    playbook: Playbook | None
+    playbook: Playbook | CommandPlaybook | None
     secret_values: dict[str, str]
     runs_dir: Path
     allow: tuple[str, ...] = ()
     """Codes of findings that this run is started in spite of, besides those of the playbook."""
     data: LocalData | None = None
     """A data set of this workstation that must be on the host before its preflight."""
+    uploads: LocalFiles | None = None
+    """Files of this workstation that the run gets a copy of."""
+
+    @property
+    def extraction(self) -> Playbook | None:
+        """The playbook, if it is of an extraction."""
+        return self.playbook if isinstance(self.playbook, Playbook) else None
 
 
 # ---------------------------------------------------------------------------------------------- plan
@@ -141,27 +151,6 @@ def plan_convert(
     )
 
 
-def plan_command(
-    workspace: Workspace,
-    host: str | None,
-    argv: Sequence[str],
-    *,
-    name: str | None,
-    cwd: str | None,
-    wait: bool = False,
-) -> Intention:
-    """Plan a run of any command without connecting. Raises UsageError, ConfigError."""
-    target = workspace.config.host(host)
-    plan = planner.make_command_plan(target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, **stamp())
-    return Intention(
-        plan=planner.with_queue(plan) if wait else plan,
-        host=target,
-        playbook=None,
-        secret_values=workspace.secret_values(target, None),
-        runs_dir=workspace.runs_dir,
-    )
-
-
 def new_run_id(now: datetime | None = None) -> str:
     """Return an id that nothing has yet; `now` is in UTC."""
     return planner.new_run_id(now or datetime.now(UTC), secrets.token_bytes(3))
@@ -201,10 +190,11 @@ def launch(
     Raises ConnectionFailed, RefusedError, RemoteFailed; LaunchUnknown if nobody can say whether it was launched.
     """
     plan = intention.plan
+    origin = intention.playbook.origin if intention.playbook else None
     with before_launch(intention.runs_dir):
         folder = RunFolder.create(intention.runs_dir, plan["run_id"])
         folder.write_plan(plan)
-        folder.write_local(host=plan["host"], status="planned")
+        folder.write_local(host=plan["host"], status="planned", playbook_file=origin)
     with ExitStack() as undo:
         transport = open_transport(intention.host, ask=ask, pause=pause)
         undo.callback(transport.close)
@@ -214,6 +204,8 @@ def launch(
         push_s = _connect_and_push(ctx)
         if intention.data is not None:
             data_stage.run(ctx, intention.data)
+        if intention.uploads is not None:
+            uploads_stage.run(ctx, intention.uploads)
         outcome = preflight(ctx, intention)
         try:
             preflight_stage.refuse(outcome)
@@ -262,11 +254,14 @@ def _remember(ctx: Context, plan: Plan, folder: RunFolder) -> None:
 def preflight(ctx: Context, intention: Intention) -> preflight_stage.PreflightOutcome:
     """Probe and judge the host for an intention; failures that it or its playbook allows are warnings."""
     limits = intention.playbook.preflight if intention.playbook else None
+    needs = limits if isinstance(limits, CommandPreflight) else CommandPreflight()
     queue = WAITED_FOR if intention.plan["job"]["limits"].get("wait_for_lease") else ()
     expected = preflight_stage.Expectations(
         gpu_name=intention.host.gpu_name,
-        bytes_expected=shape.bytes_expected(intention.plan, intention.playbook),
+        bytes_expected=shape.bytes_expected(intention.plan, intention.extraction),
         min_free_bytes=limits.min_free_bytes if limits else None,
+        min_memory_bytes=needs.min_memory_bytes,
+        programs=programs(intention.plan, needs.programs),
         allow=(*(limits.allow if limits else ()), *intention.allow, *queue),
     )
     return preflight_stage.run(ctx, intention.plan, expected)

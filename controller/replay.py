@@ -1,23 +1,27 @@
 """Plays a recorded run folder through a view, at the times that things had then.
 
-Events carry their time. The log does not: a line has the time in its own prefix, or that of the line before it.
+Events carry their time. The log has the times that the host's pump noted; a run of an earlier payload has none, and
+there a line has the time in its own prefix, or that of the line before it.
 """
 
 from __future__ import annotations
 
 import calendar
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
 from controller.core.errors import UsageError
 from controller.core.events import Event, parse_event
+from controller.core.loglines import Place, TimeIndex
 from controller.core.state import in_order
+from controller.logreader import LogReader
 from controller.runfolder import RunFolder
-from controller.stages.mirror import read_part
 
 AFTER_END_S = 60.0
 """What was recorded later, such as an attach on the next day, is no part of how the run went."""
@@ -31,7 +35,8 @@ HALT_S = 0.1
 _STAMP = re.compile(rb"(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d) \[")
 """As in vLLM's prefix, `INFO 11-29 19:37:24 [core.py:114]`: no year and no time zone."""
 
-_ENDS = re.compile(rb"([\r\n])")
+_ENDS = re.compile(rb"[^\r\n]*[\r\n]|[^\r\n]+$")
+"""Pieces of a log: a line, or a state of a progress bar."""
 
 _STAMP_BYTES = 80
 """A stamp is looked for at the start of a line: the process's name and the level come before it."""
@@ -97,9 +102,18 @@ class Player:
         self._now, self._since = self.now(), time.monotonic()
         self.halted = not self.halted
 
-    def play(self, sink: Sink, *, left: Callable[[], bool], wait: Callable[[float], object] = time.sleep) -> None:
-        """Feed `sink` until the recording ends or `left` says that nobody watches any more."""
+    def play(
+        self,
+        sink: Sink,
+        *,
+        left: Callable[[], bool],
+        until: float = math.inf,
+        wait: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """Feed `sink` until the recording ends or comes to `until`, or `left` says that nobody watches any more."""
         for moment in self._recording.moments:
+            if moment.t > until:
+                break
             if not self._speed or moment.t <= self._target:
                 self._now = moment.t
             elif not self._caught_up:
@@ -170,13 +184,34 @@ def parse_at(text: str, seconds: float) -> float:
 
 
 def _log(folder: RunFolder, begin: float) -> Iterator[tuple[float, bytes]]:
-    """Yield the pieces of the log with their times; `begin` is when the job began.
+    """Yield the log with its times, what came at one time together; `begin` is when the job began."""
+    reader = LogReader(folder)
+    times = reader.times()
+    placed = _noted(reader, times, begin) if times else _stamped(reader, begin)
+    for t, pieces in groupby(placed, key=lambda each: each[0]):
+        yield t, b"".join(data for _, data in pieces)
 
-    The states of a progress bar have no times: they are spread over the time until the next line that has one.
+
+def _noted(reader: LogReader, times: TimeIndex, begin: float) -> Iterator[tuple[float, bytes]]:
+    """Yield pieces with the times that the host's pump noted."""
+    t = begin
+    for place, data in reader.pieces():
+        offset = 0
+        for piece in _ENDS.findall(data):
+            noted = None if place is None else times.at((place[0], place[1] + offset))
+            t = max(t, noted or t)
+            offset += len(piece)
+            yield t, piece
+
+
+def _stamped(reader: LogReader, begin: float) -> Iterator[tuple[float, bytes]]:
+    """Yield pieces with the times of their prefixes.
+
+    The states of a progress bar have none: they are spread over the time until the next line that has one.
     """
-    offset: float | None = None
+    zone_s: float | None = None
     t, bars = begin, list[bytes]()
-    for piece in _pieces(folder):
+    for piece in (piece for _, line in _whole_lines(reader) for piece in _ENDS.findall(line)):
         stamp = _STAMP.search(piece, 0, _STAMP_BYTES)
         at = _seconds(stamp, begin) if stamp is not None else None
         if at is None:
@@ -185,9 +220,9 @@ def _log(folder: RunFolder, begin: float) -> Iterator[tuple[float, bytes]]:
             else:
                 yield t, piece
             continue
-        if offset is None:
-            offset = round((at - begin) / QUARTER_S) * QUARTER_S
-        until = max(t, at - offset)
+        if zone_s is None:
+            zone_s = round((at - begin) / QUARTER_S) * QUARTER_S
+        until = max(t, at - zone_s)
         for index, bar in enumerate(bars):
             yield t + (until - t) * index / len(bars), bar
         t, bars = until, []
@@ -196,15 +231,9 @@ def _log(folder: RunFolder, begin: float) -> Iterator[tuple[float, bytes]]:
         yield t, bar
 
 
-def _pieces(folder: RunFolder) -> Iterator[bytes]:
-    """Yield the log in pieces that end with a line feed or a carriage return, but for the last."""
-    rest = b""
-    for part in folder.mirror.log_parts():
-        for block in read_part(part):
-            *whole, rest = _ENDS.split(rest + block)
-            yield from (text + end for text, end in zip(whole[::2], whole[1::2], strict=True))
-    if rest:
-        yield rest
+def _whole_lines(reader: LogReader) -> Iterator[tuple[Place | None, bytes]]:
+    yield from reader.lines()
+    yield from reader.unfinished()
 
 
 def _seconds(stamp: re.Match[bytes], begin: float) -> float | None:

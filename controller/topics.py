@@ -26,7 +26,7 @@ Environment
     CTL_PLAYBOOK   the playbook, when no --playbook is given
     CTL_RUNS_DIR   where run folders are kept (default: ./ctl-runs)
     CTL_CONFIG     the project's hosts.toml, instead of the nearest one upwards
-    NO_COLOR       no colour; TERM=dumb and CI also mean plain lines instead of the live view
+    NO_COLOR       plain lines instead of the dashboard, as with CI and TERM=dumb
     XDG_CONFIG_HOME/ctl/hosts.toml, XDG_CONFIG_HOME/ctl/playbooks    your own hosts and playbooks
     XDG_STATE_HOME/ctl/history.jsonl                                 every run launched from here
     XDG_STATE_HOME/ctl/defects/                                      tracebacks of errors that are ctl's own
@@ -55,8 +55,23 @@ docs/json.md lists the fields of every verb. `extract`, `run`, `attach` and `sum
     samples {expected, written, skipped, failed, missing}, tokens, bytes, tokens_per_s, bytes_per_s
     boundaries, states [{boundary, norm_mean, norm_max, nan, inf, zero_rows}], shape {hidden, states, dtype}
     format, model, num_layers                   extraction only, like the two lines above
+    survey {files, bytes, records, groups, nan, damaged, unread}   of commands with outputs
 
 Every other verb that looks or acts has a document of its own.
+""",
+    "run": """\
+Commands
+
+    ctl run --host H -- python train.py --epochs 3    a one-off; the words after `--` are passed on as they are
+    ctl run --host H --tracebacks -- python train.py  with whole tracebacks of every Python process
+    ctl run train --host H                            the command playbook playbooks/train.toml
+    ctl run train --host H -- --epochs 5              the words follow the playbook's own
+    ctl run train --host H --dry-run                  what would be uploaded, run, deleted
+    ctl stacks --last                                 what each Python process is doing now
+    ctl summary --last                                what it wrote: shapes, dtypes, counts, NaN
+
+A playbook has `kind = "command"` and `argv`, and may have uploads, container, env, secrets, outputs, progress,
+preflight, limits, success and summary; docs/playbooks-command.md shows each.
 """,
     "boundaries": """\
 Boundaries

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from controller.core.command import CommandPlaybook
 from controller.core.config import BUILT_IN, Config, build, settings
 from controller.core.errors import ConfigError, UsageError
 from controller.core.model import Host, Playbook
@@ -63,11 +64,30 @@ class Workspace:
         return found
 
     def playbook(self, wanted: str | None, host: Host | None = None) -> Playbook:
-        """Return the playbook of a name or path, else of the setting, else the host's own.
+        """Return the extraction of a name or path, else of the setting, else the host's own.
 
-        What ends in .toml or holds a slash is a path. Raises UsageError if none was asked for, ConfigError if it
-        does not exist or is not valid.
+        What ends in .toml or holds a slash is a path. Raises UsageError if none was asked for or if it is of another
+        kind, ConfigError if it does not exist or is not valid.
         """
+        found = self._playbook(wanted, host)
+        if isinstance(found, CommandPlaybook):
+            raise UsageError(
+                f"playbook `{found.name}` is a command, not an extraction", fix=f"use `ctl run {found.name}`"
+            )
+        return found
+
+    def command_playbook(self, wanted: str) -> CommandPlaybook:
+        """Return the command playbook of a name or path. Raises as `playbook`."""
+        found = self._playbook(wanted, None)
+        if isinstance(found, Playbook):
+            raise UsageError(
+                f"playbook `{found.name}` is an extraction, not a command",
+                fix=f"use `ctl extract --playbook {found.name}`; a command line stands after `--`: "
+                f"ctl run --host NAME -- {wanted}",
+            )
+        return found
+
+    def _playbook(self, wanted: str | None, host: Host | None) -> Playbook | CommandPlaybook:
         name = wanted or self.config.playbook(host)
         if name is None:
             raise UsageError(
@@ -91,15 +111,22 @@ class Workspace:
             raise ConfigError(f"there is no playbook {path}", fix="check the path, or give a playbook's name")
         return parse_playbook(path.stem, str(path), text)
 
-    def secret_values(self, host: Host, playbook: Playbook | None) -> dict[str, str]:
+    def secret_values(self, host: Host, playbook: Playbook | CommandPlaybook | None) -> dict[str, str]:
         """Return the values of a job's secrets, by environment variable, for the start request only.
 
-        They come from `secrets` of the host and from secret names in the `env` tables. Raises ConfigError naming
-        the secret whose source is missing; never its value.
+        They come from `secrets` of the host (for a command playbook: those that it names) and from secret names in
+        the `env` tables. Raises ConfigError naming the secret whose source is missing; never its value.
         """
         env = {**host.env, **(playbook.env if playbook else {})}
+        wanted = set(host.secrets)
+        if isinstance(playbook, CommandPlaybook):
+            env, wanted = playbook.env, set(playbook.secrets)
         values = {name: value for name, value in env.items() if is_secret(name)}
-        named = {name: read_secret(name, source, host.name, self.environ) for name, source in host.secrets.items()}
+        named = {
+            name: read_secret(name, source, host.name, self.environ)
+            for name, source in host.secrets.items()
+            if name in wanted
+        }
         return {**values, **named}
 
 

@@ -55,6 +55,7 @@ def complete(folder: Path, line: str) -> list[str]:
         ("ctl plan --host gpu1 --playbook eagle", ["eagle3-kimi-k2.5"]),
         ("ctl attach ", ["20260101-000000-abcdef"]),
         ("ctl help exit", ["exit-codes"]),
+        ("ctl extract --stale q", ["quarantine"]),
     ],
 )
 def test_shells_complete_verbs_hosts_playbooks_runs_and_topics(folder: Path, line: str, words: list[str]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,8 @@ from controller.cli import app as application
 from controller.core.errors import ExitCode, UsageError
 from controller.options import view_mode
 from controller.ui import terminal
+
+ROOT = Path(__file__).parents[1]
 
 HOSTS = """
 schema = 1
@@ -81,6 +86,8 @@ def test_examples_stand_before_the_options(capsys: pytest.CaptureFixture[str]) -
         (["extract", "--progress", "jsn"], 2, "did you mean `json`?"),
         (["plan", "--host", "gpu2"], 2, "did you mean `gpu1`?"),
         (["plan", "--host", "gpu1", "--playbook", "eagle3-kimi"], 2, "did you mean `eagle3-kimi-k2.5`?"),
+        (["plan", "--host", "gpu1", "--stale", "claer"], 2, "did you mean `clear`?"),
+        (["plan", "--host", "gpu1", "--format", "specforg"], 2, "did you mean `specforge`?"),
         (["help", "exit-code"], 2, "did you mean `exit-codes`?"),
         (["attach", "none-such"], 2, "ctl ps --host HOST"),
     ],
@@ -204,6 +211,17 @@ def test_silence_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(words) == 0
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "")
+
+
+def test_no_colour_beats_whatever_would_force_it(folder: Path) -> None:
+    forced = {"FORCE_COLOR": "1", "GITHUB_ACTIONS": "true", "NO_COLOR": "1", "TERM": "xterm-256color"}
+    for words in (["--help"], ["extrct"], ["hosts"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "controller", *words], cwd=folder, capture_output=True, timeout=60, check=False,
+            env={**forced, "PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        coloured = re.findall(rb"\x1b\[[0-9;]*m", done.stdout + done.stderr)
+        assert set(coloured) <= {b"\x1b[1m", b"\x1b[2m", b"\x1b[0m", b"\x1b[1;2m"}, words  # bold and faint
 
 
 def test_help_explains_verbs_and_topics(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from controller.core.arithmetic import written
+from controller.core.checks_arithmetic import check_arithmetic
 from controller.core.checks_capability import check_capability
+from controller.core.checks_command import check_command
+from controller.core.checks_engine import check_engine
+from controller.core.checks_functional import check_functional
 from controller.core.checks_gpus import check_gpus, check_processes
+from controller.core.checks_health import check_health
 from controller.core.checks_inputs import check_data, check_environment, check_model
+from controller.core.checks_login import check_login
 from controller.core.checks_machine import check_disk, check_lease, check_memory
 from controller.core.checks_outputs import check_outputs, owned_outputs
+from controller.core.checks_toolchain import check_toolchain
 from controller.core.finding import Finding, Level, failed, warned
 from remote_payload.host.protocol import Plan
 
@@ -24,6 +32,14 @@ SECTION_FIXES = {
     "disk": "run `df` on the host; if it hangs, a mount is dead: `findmnt`",
     "environment": "run the host's `python` by hand: `time PYTHON -c pass`",
     "capability": "nothing, if the rehearsal passes: it loads the class that could not be read",
+    "health": "run `nvidia-smi -q` on the host; if it hangs, the driver is stuck and only a reboot helps",
+    "processes": "run `ps aux` on the host; if it hangs, a process is stuck in the kernel",
+    "memory": "run `ls /dev/shm` on the host",
+    "toolchain": "run the host's `python` by hand: `time PYTHON -c pass`",
+    "functional": "run preflight again: a cold disk answers faster the second time",
+    "lengths": "nothing, if there is room for samples of full length: the job counts them before the load",
+    "login": "run `loginctl` on the host",
+    "history": "look at `runs` of the workdir on the host: `time ls`",
     "lease": "see `lease_dir` of this host in hosts.toml: a folder on a local disk that all users may write",
 }
 
@@ -35,25 +51,39 @@ def findings(
     gpu_name: str | None = None,
     bytes_expected: int | None = None,
     min_free_bytes: int | None = None,
+    min_memory_bytes: int | None = None,
     allow: Collection[str] = (),
 ) -> tuple[Finding, ...]:
     """Judge a probe's report (see `remote_payload.host.probe`) against a plan, in the order of a person's questions.
 
     `gpu_name` must occur in each GPU's name; `bytes_expected` is what the output takes at most, `min_free_bytes`
-    what must stay free beside it. A failure whose code is in `allow` is only warned about.
+    what must stay free beside it, `min_memory_bytes` what memory must be available. A failure whose
+    code is in `allow` is only warned about.
     """
+    sizes = written(report, plan)
+    if sizes is not None:
+        # The host knows the lengths; the caller could only take every sample to be as long as allowed.
+        at_most = sizes.bytes_at_most
+        bytes_expected = at_most if bytes_expected is None else min(bytes_expected, at_most)
     found = [
         *_check_sections(report, plan),
+        *check_login(report, plan),
         *check_gpus(report, plan, gpu_name),
+        *check_health(report, plan),
         *check_processes(report, plan),
         *check_lease(report, plan),
+        *check_functional(report, plan),
         *check_environment(report, plan),
+        *check_toolchain(report, plan),
         *check_model(report, plan),
         *check_capability(report, plan),
+        *check_engine(report, plan),
         *check_data(report, plan),
         *check_outputs(report, plan),
         *check_disk(report, plan, bytes_expected, min_free_bytes),
         *check_memory(report, plan),
+        *check_arithmetic(report, plan),
+        *check_command(report, min_memory_bytes),
     ]
     return tuple(_allowed(finding) if finding.code in allow else finding for finding in found)
 

@@ -14,6 +14,7 @@ MEMORY_OCCUPIED = 1 << 30
 MEMORY_IDLE = 64 << 20
 """Bytes in use that an idle driver may show; the smallest CUDA context takes over 100 MiB."""
 
+PARENT_SHOWN = 40
 COMMAND_SHOWN = 120
 """Characters of a command line in a finding."""
 
@@ -193,7 +194,9 @@ def _who(record: Mapping[str, Any], report: Mapping[str, Any]) -> str:
     if record["owner"] is None:
         return f"{record['command'][:COMMAND_SHOWN]}; its owner is hidden (a container or another PID namespace)"
     owner = "you" if record["uid"] == report["uid"] else record["owner"]
-    return f"started by {owner} {age(record['age_s'])} ago: {record['command'][:COMMAND_SHOWN]}"
+    orphaned = "; its parent has ended" if record["ppid"] == 1 else ""
+    parent = f", by {record['parent'][:PARENT_SHOWN]}" if record.get("parent") and not orphaned else ""
+    return f"started by {owner} {age(record['age_s'])} ago{parent}: {record['command'][:COMMAND_SHOWN]}{orphaned}"
 
 
 def _how_to_end(record: Mapping[str, Any], report: Mapping[str, Any]) -> str:

@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from controller.core.boundaries import resolve_boundaries
+from controller.core.checks_arithmetic import ACTIVATION_SHARE, GPU_MEMORY_UTILIZATION
 from controller.core.checks_gpus import ranks, selected
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding, failed, passed, section, size, some, warned
 from remote_payload.host.protocol import Accelerator, Plan
-
-GPU_MEMORY_UTILIZATION = 0.92
-"""Share of a GPU's memory that vLLM takes where the playbook does not say."""
 
 
 def check_model(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
@@ -39,6 +37,7 @@ def check_model(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
     problems = [
         *_check_shards(shards, spec),
         *_check_tokenizer(report, found, spec),
+        *_check_remote_code(found, spec),
         *_check_fit(report, found, plan),
     ]
     yield from problems
@@ -179,6 +178,13 @@ def _check_shards(shards: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterato
             why=some(shards["missing"]),
             fix=again,
         )
+    if shards.get("absent"):
+        yield failed(
+            "model-tensor-missing",
+            "the index names tensors that their files do not hold",
+            why=some(shards["absent"]),
+            fix=again,
+        )
     cut = [f"{name}: empty" for name in shards["empty"]] + [f"{e['file']}: {e['why']}" for e in shards["truncated"]]
     if cut:
         yield failed(
@@ -186,6 +192,24 @@ def _check_shards(shards: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterato
             f"{len(cut)} of {shards['files']} weight files are not whole",
             why=some(cut),
             fix=again,
+        )
+
+
+def _check_remote_code(found: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterator[Finding]:
+    code = found.get("remote_code") or {"files": [], "missing": []}
+    if code["missing"] and spec["trust_remote_code"]:
+        yield failed(
+            "model-code-missing",
+            f"{len(code['missing'])} files of code that the model's configuration names are missing",
+            why=some(code["missing"]),
+            fix=f"copy them to {shlex.quote(spec['model'])} from where the model came from",
+        )
+    elif code["files"] and not spec["trust_remote_code"]:
+        yield warned(
+            "model-remote-code",
+            f"the model brings code of its own ({some(code['files'])}), which will not be run",
+            why="`trust_remote_code` is off: where the libraries lack a class, config or tokenizer are refused",
+            fix="if you trust its origin: set `trust_remote_code = true` in [model] of the playbook",
         )
 
 
@@ -214,10 +238,18 @@ def _check_fit(report: Mapping[str, Any], found: Mapping[str, Any], plan: Plan) 
         return
     share = float(spec["engine"].get("gpu_memory_utilization") or GPU_MEMORY_UTILIZATION)
     room = int(sum(memory) * share)
-    if found["total_bytes"] > room:
+    weights = found.get("weight_bytes", found["total_bytes"])
+    if weights > room:
         yield failed(
             "model-too-large",
-            f"the weights take {size(found['total_bytes'])}, {len(memory)} GPUs have {size(room)} for them",
+            f"the weights take {size(weights)}, {len(memory)} GPUs have {size(room)} for them",
             why=f"vLLM takes {share:.0%} of each GPU's memory",
             fix="raise `tensor_parallel_size` in [engine], or use a quantized checkpoint",
+        )
+    elif weights > int(sum(memory) * (share - ACTIVATION_SHARE)):
+        yield warned(
+            "model-tight",
+            f"the weights take {size(weights)} of the {size(room)} that {len(memory)} GPUs have for them",
+            why="activations and the KV cache need room too",
+            fix="raise `tensor_parallel_size`, or `gpu_memory_utilization` up to 0.97, in [engine]",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,9 @@ CPU_HEADROOM = 2 << 30
 
 WORKDIR_NEEDED = 1 << 30
 """Bytes: the log up to its default cap, events, ledgers and the payload."""
+
+SYNC_SLOW_S = 2.0
+"""Seconds; a local disk takes milliseconds, a healthy file server tens of them."""
 
 INODES_SPARE = 10_000
 """Files beside the samples: logs, compile caches, whatever else the file system serves."""
@@ -139,25 +143,81 @@ def _check_shm(shm: Mapping[str, Any] | None, report: Mapping[str, Any], plan: P
         )
     left: Mapping[str, Any] = shm["leftovers"] if shm else {"count": 0}
     processes = section(report, "processes")
-    in_use = processes is None or processes["vllm"] or processes["compute"]
-    if left["count"] and not in_use:
-        names = [example["name"] for example in left["examples"]]
-        oldest = age(max(example["age_s"] for example in left["examples"]))
+    # Where not all processes can be looked into, a running vLLM is reason enough to leave its files in peace.
+    may_be_used = processes is None or bool(processes["vllm"] or processes["compute"])
+    unused = [
+        each
+        for each in left.get("examples", ())
+        if each.get("used_by") is None and (each.get("seen") or not may_be_used)
+    ]
+    if unused:
+        count = left["count"] - left.get("in_use", 0)
+        names = [f"{each['name']} ({each['owner']}, {size(each['bytes'])})" for each in unused]
+        seen = all(each.get("seen", False) for each in unused)
+        oldest = age(max(each["age_s"] for each in unused))
+        mine = [each["name"] for each in unused if each.get("uid") == report["uid"]]
         yield warned(
             "shm-leftovers",
-            f"{left['count']} files ({size(left['bytes'])}) in /dev/shm look left behind, the oldest {oldest} old",
-            why=f"of {some(sorted(left['owners']))}: {some(names)}; no vLLM process runs that could use them",
-            fix=f"on the host, if nothing of yours uses them: `rm /dev/shm/{names[0]}` and so on",
+            f"{count} files ({size(left['bytes'])}) in /dev/shm look left behind, the oldest {oldest} old",
+            why=f"{some(names)}; "
+            + ("no process has them open or mapped" if seen else "processes of others cannot be looked into"),
+            fix="`ctl preflight --fix` sweeps what dead runs left"
+            + (f"; what is yours, on the host: `rm /dev/shm/{mine[0]}`" if mine else f"; ask {unused[0]['owner']}"),
         )
 
 
 def _check_writable(record: Mapping[str, Any]) -> Iterator[Finding]:
-    if record["error"] is not None:
+    trial = record.get("trial") or {}
+    where = shlex.quote(record["nearest"] or record["path"])
+    if trial.get("errno") == "EDQUOT":
+        yield failed(
+            "disk-quota",
+            f"the quota of {record['path']} is used up",
+            why=f"{record['nearest']}: {record['error']}, at the {trial['at']}",
+            fix=f"on the host: `quota -s`; free some below {where}, or choose another output root",
+        )
+    elif trial.get("at") in ("sync", "close"):
+        yield failed(
+            "disk-close",
+            f"what is written to {record['path']} does not arrive: {record['error']}",
+            why=f"the error came at the {trial['at']}, as network disks ({record['fs_type']}) tell of it",
+            fix=f"on the host: `df -h {where}`, `sudo dmesg | tail`; have the file server looked at",
+        )
+    elif record["error"] is not None:
         yield failed(
             "disk-not-writable",
             f"{record['path']} cannot be used",
             why=f"{record['nearest'] or record['path']}: {record['error']}",
             fix=f"on the host: `ls -ld {record['nearest'] or record['path']}`, `df -hi {record['path']}`",
+        )
+    elif trial.get("rename") is False:
+        yield failed(
+            "disk-rename",
+            f"a file cannot be put in another's place on {record['path']} ({record['fs_type']})",
+            why="a sample appears under its name only when it is whole, by a rename",
+            fix="set `output_roots` of this host in hosts.toml to another file system",
+        )
+    elif trial.get("lock") is False:
+        yield warned(
+            "disk-lock",
+            f"{record['path']} ({record['fs_type']}) grants a lock twice",
+            why="nothing there keeps two writers apart; ctl's own locks lie in `lease_dir` and the workdir",
+            fix="use a local disk for `workdir` and `lease_dir`; do not give one output to two runs",
+        )
+    elif (trial.get("sync_s") or 0.0) > SYNC_SLOW_S:
+        yield warned(
+            "disk-slow",
+            f"a sync of 1 MiB on {record['path']} took {trial['sync_s']:.1f} s",
+            why="each sample is synced before it counts",
+            fix=f"see who writes there: `iostat -x 1`, `df -h {where}`",
+        )
+    quota = record.get("quota") or {}
+    if quota.get("inodes_free") is not None and quota["inodes_free"] < INODES_SPARE:
+        yield warned(
+            "disk-quota-files",
+            f"your quota on {record['path']} leaves {quota['inodes_free']} files",
+            why="each sample is a file",
+            fix="on the host: `quota -s`",
         )
 
 
@@ -170,7 +230,8 @@ def _check_room(
     min_free_bytes: int | None,
 ) -> Iterator[Finding]:
     will_go = listing["stale"] == "clear"
-    free = disk["free"] + (listing["bytes"] if will_go else 0)
+    quota = (disk.get("quota") or {}).get("free")
+    free = min(disk["free"], disk["free"] if quota is None else quota) + (listing["bytes"] if will_go else 0)
     if bytes_expected is not None and listing["stale"] == "resume":
         bytes_expected = max(0, bytes_expected - listing["bytes"])  # what is there need not be written again
     spare = min_free_bytes or 0

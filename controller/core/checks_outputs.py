@@ -138,7 +138,21 @@ def _whose(listing: Mapping[str, Any], report: Mapping[str, Any]) -> str:
     if marker is None:
         return f"adopted: it has no {OWNER_MARKER}"
     owner = marker.get("owner")
-    return f"written by run {marker['run_id']}" + ("" if owner == report["user"] else f" of {owner}, not by you")
+    whose = f"written by run {marker['run_id']}" + ("" if owner == report["user"] else f" of {owner}, not by you")
+    return whose + _how_it_ended(listing.get("run")) + _partial(listing)
+
+
+def _how_it_ended(run: Mapping[str, Any] | None) -> str:
+    if run is None:
+        return ""
+    word = run["end_reason"] or run["state"]
+    counted = run["written"] is not None and run["expected"] is not None
+    return f" ({word}: {run['written']:,} of {run['expected']:,} samples)" if counted else f" ({word})"
+
+
+def _partial(listing: Mapping[str, Any]) -> str:
+    count = listing.get("partial")
+    return f", {count:,} of them not whole" if count else ""
 
 
 def _examples(listing: Mapping[str, Any]) -> str:

@@ -71,3 +71,13 @@ def some(items: list[str], limit: int = 5) -> str:
     """Join at most `limit` items, and say how many more there are."""
     rest = len(items) - limit
     return ", ".join(items[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def span(seconds: float) -> str:
+    """Return a duration for a person in its two largest units: `3 h 10 min`."""
+    whole = round(seconds)
+    for large, unit, small, lower in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= large:
+            rest = whole % large // small
+            return f"{whole // large} {unit}" + (f" {rest} {lower}" if rest else "")
+    return f"{whole} s"

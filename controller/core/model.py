@@ -114,6 +114,7 @@ class Host(_Model):
     workdir: AbsolutePath
     output_roots: Annotated[tuple[RemotePath, ...], Field(min_length=1)]
     lease_dir: RemotePath | None = None
+    env_file: RemotePath | None = None
     accelerator: Accelerator = Accelerator.CUDA
     gpus: Annotated[int, Field(strict=True, ge=0)] = 0
     gpu_name: Text | None = None
@@ -133,8 +134,9 @@ class Host(_Model):
         roots = found.get("output_roots")
         if isinstance(roots, list | tuple):
             found["output_roots"] = [_below(workdir, root) for root in roots]
-        if "lease_dir" in found:
-            found["lease_dir"] = _below(workdir, found["lease_dir"])
+        for name in ("lease_dir", "env_file"):
+            if name in found:
+                found[name] = _below(workdir, found[name])
         return found
 
     @model_validator(mode="after")
@@ -167,6 +169,7 @@ class Host(_Model):
             "accelerator": self.accelerator.value,
             "gpus": self.gpus,
             "lease_dir": self.lease_dir,
+            "env_file": self.env_file,
         }
 
 

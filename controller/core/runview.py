@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from controller.core.tracebacks import Failure, FoldedFailure, fold
 
@@ -89,6 +90,13 @@ class ProgressView:
     skipped: int
     failed: int
     unit: str = "samples"
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """What else a command says of where it is: a loss, a learning rate."""
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether what is counted has tokens at all: a download has none."""
+        return self.unit == "samples" or self.tokens > 0
 
     @property
     def fraction(self) -> float | None:

@@ -134,6 +134,7 @@ def _progress(view: RunView, event: Event) -> RunView:
         t=event.t,
         total=None if total is None else int(total),
         unit=_text(event, "unit") or "samples",
+        values=values if isinstance(values := event.get("values"), Mapping) else {},
         **{name: int(_number(event.data, name) or 0) for name in ("done", "tokens", "bytes", "skipped", "failed")},
     )
     # One report from before the window stays, so that the window is spanned from its very edge.

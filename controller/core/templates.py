@@ -12,7 +12,7 @@ from controller.core.errors import UsageError
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _ADDRESS = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^@:]+|[^@]*:[^@]*:[^@]*)(?::(?P<port>\d+))?")
 
-COMMENT_COLUMN = 48
+COMMENT_COLUMN = 42
 """Where the explanations start, so that they can be read as a column of their own."""
 
 
@@ -58,18 +58,18 @@ def host_table(host: NewHost) -> str:
     if host.python is not None:
         rows.append(("python", host.python, "of the environment that vLLM is installed in"))
     if host.workdir is not None:
-        rows.append(("workdir", host.workdir, "payloads and run folders: megabytes, on a local disk"))
+        rows.append(("workdir", host.workdir, "payloads and run folders; a local disk"))
     if host.output_roots:
         rows.append(("output_roots", list(host.output_roots), "nothing outside is ever deleted"))
     if host.playbook is not None:
         rows.append(("playbook", host.playbook, "used when no --playbook is given"))
     lines = [f"[hosts.{_key(host.name)}]", *(_row(*row) for row in rows)]
     lines += [
-        '# bootstrap_python = "python3"                 # any Python from 3.9 on; runs what needs no vLLM',
-        '# on_finish = "notify"                         # or a command of this workstation: ["program", "argument"]',
-        "# price_per_gpu_hour = 2.5                     # shown with the GPU-hours of a summary",
+        _row("# bootstrap_python", "python3", "any Python from 3.9 on; runs what needs no vLLM"),
+        _row("# on_finish", "notify", 'or a command of this machine: ["program", "argument"]'),
+        _row("# price_per_gpu_hour", 2.5, "shown with the GPU-hours of a summary"),
         f"# [hosts.{_key(host.name)}.secrets]",
-        '# HF_TOKEN = { env = "HF_TOKEN" }              # reaches the job\'s environment, never a file or an argv',
+        _explained('# HF_TOKEN = { env = "HF_TOKEN" }', "for the job's environment, never in a file"),
     ]
     return "\n".join(lines) + "\n"
 
@@ -89,31 +89,34 @@ def playbook_file(*, name: str, model: str, data: str, output: str, gpus: int) -
     sections: dict[str, list[tuple[str, object, str]]] = {
         "model": [
             ("path", model, "on the host; relative paths start at its workdir"),
-            ("trust_remote_code", False, "true for a model whose folder holds code (Kimi, DeepSeek)"),
+            ("trust_remote_code", False, "true where the folder holds code (Kimi)"),
         ],
         "data": [
-            ("path", data, "JSONL, Parquet or Arrow on the host, or local:PATH, which is pushed"),
+            ("path", data, "JSONL, Parquet, Arrow; or local:PATH, which is pushed"),
             ("max_samples", 1000, "raise it once the first summary looks right"),
             ("max_seq_len", 4096, "tokens of a sample; longer ones are cut"),
         ],
         "capture": [
-            ("boundaries", "eagle3", "2, N//2, N-3, N decoder layers completed; or a list: [2, 30, 58, 61]"),
+            ("boundaries", "eagle3", "2, N//2, N-3, N layers completed; or a list"),
         ],
         "output": [
             ("path", output, "below one of the host's output_roots"),
             ("format", "speculators", "or speculators-0.3, specforge, modelopt"),
-            ("stale", "fail", "files of an earlier run: fail, clear, quarantine (shown and asked), resume"),
+            ("stale", "fail", "or clear, quarantine (both shown and asked), resume"),
         ],
         "engine": [("tensor_parallel_size", max(1, gpus), "and any other vLLM engine argument")],
     }
-    head = f"# What to extract; `ctl plan --playbook {name}` says what would be done. Every key: docs/playbooks.md\n"
+    head = f"# What to extract; `ctl plan --playbook {name}` says what would be done.\n"
     tables = ("\n".join([f"[{name}]", *(_row(*row) for row in rows)]) for name, rows in sections.items())
     body = "\n\n".join(tables)
     return f'{head}schema = 1\nkind = "extract"\n\n{body}\n'
 
 
 def _row(key: str, value: object, comment: str) -> str:
-    assignment = f"{key} = {_value(value)}"
+    return _explained(f"{key} = {_value(value)}", comment)
+
+
+def _explained(assignment: str, comment: str) -> str:
     return f"{assignment:<{COMMENT_COLUMN - 1}} # {comment}" if comment else assignment
 
 

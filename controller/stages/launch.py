@@ -145,4 +145,4 @@ def _text(confirmation: Confirmation) -> str:
     run, detail = confirmation["run"], confirmation["detail"] or {}
     if run is not None and run["state"] == RunState.QUEUED.value:
         return f"queued on the host: {detail.get('why', 'the lease is not free')}"
-    return "supervisor confirmed"
+    return "supervisor confirmed: from here on Ctrl-C detaches, and the run goes on"

@@ -8,12 +8,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from controller.core.checks import Finding, Level, findings, owned_outputs
+from controller.core.checks_gpus import ranks
 from controller.core.errors import RefusedError
 from controller.stages.base import Context
 from remote_payload.host.protocol import OwnedOutput, Plan
 
-PROBE_DEADLINE_S = 45.0
-"""The probe's own deadline: longer than its slowest section (importing nothing, but a cold Python on NFS)."""
+PROBE_DEADLINE_S = 60.0
+"""The probe's own deadline: longer than its slowest section, where each GPU's process imports torch from a disk."""
+
+ASKED = (
+    "model", "revision", "trust_remote_code", "data", "data_kind", "max_samples", "max_seq_len", "over_long",
+)  # fmt: skip
+"""Of the ExtractSpec, what the lengths of the data depend on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +30,12 @@ class PreflightOutcome:
     findings: Sequence[Finding]
     outputs: Sequence[OwnedOutput]
     seconds: float
+
+    @property
+    def section_seconds(self) -> dict[str, float]:
+        """Seconds that each section of the probe took, the slowest first; they run side by side."""
+        took = {name: float(result["seconds"]) for name, result in self.report["sections"].items()}
+        return dict(sorted(took.items(), key=lambda item: -item[1]))
 
     @property
     def listings(self) -> dict[str, Mapping[str, Any]]:
@@ -48,39 +60,29 @@ class Expectations:
     gpu_name: str | None = None
     bytes_expected: int | None = None
     min_free_bytes: int | None = None
+    min_memory_bytes: int | None = None
+    programs: Sequence[str] = ()
     allow: Sequence[str] = ()
 
 
 def run(ctx: Context, plan: Plan, expected: Expectations) -> PreflightOutcome:
-    """Probe the host and judge the report. Nothing on the host is changed.
+    """Probe the host and judge the report. Nothing on the host is changed; its free GPUs compute for a second.
 
     Raises RemoteFailed, ConnectionLost. A refusal is not raised here: see `refuse`.
     """
     started = time.monotonic()
     ctx.emit("stage", name="preflight", status="started")
-    spec = plan["extract"]
-    report = ctx.call_json(
-        "probe",
-        {
-            "workdir": plan["host"]["workdir"],
-            "accelerator": plan["host"]["accelerator"],
-            "python": plan["host"]["python"],
-            "outputs": plan["job"]["outputs"],
-            "model": spec["model"] if spec else None,
-            "data": spec["data"] if spec else None,
-            "gpus": plan["host"]["gpus"],
-            "deadline_s": PROBE_DEADLINE_S,
-            "lease_dir": plan["host"]["lease_dir"],
-            "kind": plan["job"]["kind"],
-        },
-        timeout=PROBE_DEADLINE_S + 15,
-    )
+    sent = time.time()
+    asked = {**request_of(plan), "programs": list(expected.programs)}
+    report = ctx.call_json("probe", asked, timeout=PROBE_DEADLINE_S + 15)
+    report["clock"].update(clock_offset(report["clock"], sent, time.time()))
     found = findings(
         report,
         plan,
         gpu_name=expected.gpu_name,
         bytes_expected=expected.bytes_expected,
         min_free_bytes=expected.min_free_bytes,
+        min_memory_bytes=expected.min_memory_bytes,
         allow=expected.allow,
     )
     for finding in found:
@@ -100,6 +102,37 @@ def run(ctx: Context, plan: Plan, expected: Expectations) -> PreflightOutcome:
         seconds=round(outcome.seconds, 3),
     )
     return outcome
+
+
+def request_of(plan: Plan) -> dict[str, Any]:
+    """Return what `remote_payload.host.probe` is asked about a plan."""
+    spec, host = plan["extract"], plan["host"]
+    return {
+        "workdir": host["workdir"],
+        "accelerator": host["accelerator"],
+        "python": host["python"],
+        "outputs": plan["job"]["outputs"],
+        "model": spec["model"] if spec else None,
+        "data": spec["data"] if spec else None,
+        "gpus": host["gpus"],
+        "deadline_s": PROBE_DEADLINE_S,
+        "lease_dir": host["lease_dir"],
+        "kind": plan["job"]["kind"],
+        "env": plan["job"]["env"],
+        "env_file": host["env_file"],
+        "ranks": ranks(plan),
+        "extract": {key: spec[key] for key in ASKED} if spec else None,
+    }
+
+
+def clock_offset(clock: Mapping[str, float], sent: float, received: float) -> dict[str, float]:
+    """Return how far the host's clock is ahead of ours, and how uncertain that is, in seconds.
+
+    As in NTP (RFC 5905, section 8): the way there and the way back are taken to be equally long.
+    """
+    offset = ((clock["begun"] - sent) + (clock["ended"] - received)) / 2
+    travelled = (received - sent) - (clock["ended"] - clock["begun"])
+    return {"offset_s": round(offset, 3), "uncertain_s": round(max(0.0, travelled) / 2, 3)}
 
 
 def refuse(outcome: PreflightOutcome) -> None:

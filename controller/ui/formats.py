@@ -92,6 +92,11 @@ def age_text(seconds: float | None) -> str:
     return f"{math.floor(max(0.0, seconds))} s"
 
 
+def amount_text(number: float | None, unit: str) -> str:
+    """Return how much of a `progress` event's unit there is, without the unit's name: bytes have their own."""
+    return bytes_text(number) if unit == "bytes" else count_text(number)
+
+
 def count_text(count: float | None) -> str:
     """Return a whole number with thousands separators."""
     return UNKNOWN if count is None else f"{count:,.0f}"

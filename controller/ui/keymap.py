@@ -41,7 +41,7 @@ BINDINGS = (
     ("p", "halt or go on with a replay", "replay"),
     ("q", "back; on the plain dashboard: detach, or leave a replay or an ended run", "run"),
 )
-"""Keys, what they do, and what they belong to; the help overlay and docs/dashboard.md are made from it."""
+"""Keys, what they do, and what they belong to: the help is made from it, and docs/dashboard.md says the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

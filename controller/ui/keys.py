@@ -95,10 +95,6 @@ class KeyReader:
         if thread is not threading.current_thread():
             thread.join(timeout=1.0)
         os.close(wake[1])
-        self.restore()
-
-    def restore(self) -> None:
-        """Put the terminal's mode back, and no more."""
         if self._found is not None and in_foreground(self._fd):
             termios.tcsetattr(self._fd, termios.TCSADRAIN, self._found)
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Self, TextIO
@@ -77,7 +77,7 @@ class LiveView:
         self._halted = True
         self._lock = threading.RLock()  # a signal handler may find it held by the code that it interrupted
         self._ticker: threading.Thread | None = None
-        self._keys = KeyReader(keyboard, self._key) if keyboard is not None else None
+        self._keys = KeyReader(keyboard, self.press) if keyboard is not None else None
         self._suspension = Suspension(self._suspend, self._resume, self._restore)
 
     @property
@@ -117,7 +117,8 @@ class LiveView:
     ) -> None:
         try:
             if exc_type is None:
-                self._hold()
+                with suppress(KeyboardInterrupt):  # as good a key as any to leave with
+                    self._hold()
         finally:
             self._closed.set()
             self._wake.set()
@@ -168,7 +169,10 @@ class LiveView:
             due = max(due + REFRESH_S, time.monotonic())
             with self._lock:
                 if not self._halted and self._on_screen():
-                    self._paint(keys=self._keys is not None and self._keys.running)
+                    try:
+                        self._paint(keys=self._keys is not None and self._keys.running)
+                    except OSError:
+                        return  # the terminal is gone, or its reader; the run is watched all the same
             self._closed.wait(due - time.monotonic())
 
     def _paint(self, *, keys: bool) -> None:
@@ -177,7 +181,8 @@ class LiveView:
 
     # -------------------------------------------------------------------------------------------- keys
 
-    def _key(self, key: str) -> None:
+    def press(self, key: str) -> None:
+        """Take a key, by the name that `keys.decode` gives it."""
         self._leave_at = None
         self._stay.set()
         with self._lock:
@@ -265,9 +270,9 @@ class LiveView:
             self._halted = False
 
     def _restore(self) -> None:
-        """Before this process is ended by a signal: the terminal as it was found, and nothing else."""
+        """Give the terminal back as it was found; a frame that stands there stays."""
         if self._keys is not None:
-            self._keys.restore()
+            self._keys.stop()
         self._painter.leave()
 
 

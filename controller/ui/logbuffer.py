@@ -57,6 +57,8 @@ class LogBuffer:
 
     def feed(self, data: bytes, now: float) -> None:
         """Take the next bytes, which came at `now` (seconds since the epoch)."""
+        if under_way := _RANK.search(self._rest, 0, _PREFIX_BYTES):
+            self.signs[int(under_way[1])] = now  # a progress bar has its prefix only at its beginning
         if b"Worker" in data:
             self.signs.update((int(rank), now) for rank in set(_RANK.findall(data)))
         if (at := data.rfind(b"checkpoint shards:")) >= 0 and (bar := _SHARDS.search(data, at)):

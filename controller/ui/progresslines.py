@@ -8,7 +8,7 @@ from controller.core.runview import ProgressView, RunView, Status
 from controller.ui.board import Snapshot
 from controller.ui.charts import bar
 from controller.ui.clean import clean
-from controller.ui.formats import bytes_text, count_text, duration_text
+from controller.ui.formats import amount_text, bytes_text, count_text, duration_text
 from controller.ui.glyphs import UNICODE, Glyphs
 from controller.ui.layout import LABEL
 
@@ -50,9 +50,10 @@ def quiet_line(shot: Snapshot) -> list[Text]:
 
 
 def _bar(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs) -> Text:
-    figures = f"{count_text(progress.done)}/{count_text(progress.total)}"
+    done = amount_text(progress.done, progress.unit)
+    figures = f"{done}/{amount_text(progress.total, progress.unit)}"
     if progress.total is None:
-        figures = f"{count_text(progress.done)} so far"
+        figures = f"{done} so far"
     elif progress.fraction is not None:
         figures += f"  {progress.fraction * 100:.0f} %"
     eta = view.eta_s if view.end is None and progress.fraction != 1.0 else None
@@ -63,26 +64,29 @@ def _bar(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs) -> T
     filled, rest = bar(progress.fraction, cells, ascii_only=glyphs is not UNICODE)
     well = view.end is None or view.end.end_reason == "succeeded"
     return Text.assemble(
-        (" samples".ljust(LABEL), "dim"), (filled, "cyan" if well else "red"), (rest, "bright_black"), tail
+        (f" {clean(progress.unit)}".ljust(LABEL)[:LABEL], "dim"),
+        (filled, "cyan" if well else "red"),
+        (rest, "bright_black"),
+        tail,
     )
 
 
 def _figures(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs, *, disk: bool) -> Text:
     """What the samples came to. On a narrow terminal some give way; skipped and failed never do."""
     running = view.end is None
-    now = view.tokens_per_s if running else None
+    now = view.tokens_per_s if running and progress.has_tokens else None
     speed = view.bytes_per_s if running else None
     figures = {
         "now": "" if now is None else f"{count_text(now)} tokens/s",
         "speed": "" if speed is None else f"{bytes_text(speed)}/s",
         "overall": "",
-        "tokens": f"{count_text(progress.tokens)} tokens",
-        "bytes": bytes_text(progress.bytes),
+        "tokens": f"{count_text(progress.tokens)} tokens" if progress.has_tokens else "",
+        "bytes": bytes_text(progress.bytes) if progress.unit != "bytes" else "",
         "disk": f"disk {bytes_text(view.disk_free)} left" if disk and running and view.disk_free is not None else "",
         "skipped": f"{count_text(progress.skipped)} skipped" if progress.skipped else "",
         "failed": f"{count_text(progress.failed)} failed" if progress.failed else "",
     }
-    if view.tokens_per_s_overall is not None:
+    if view.tokens_per_s_overall is not None and progress.has_tokens:
         figures["overall"] = f"{count_text(view.tokens_per_s_overall)}{'' if figures['now'] else ' tokens/s'} overall"
     optional = ["overall", "tokens", "disk", "bytes", "speed"]
     while LABEL + len(glyphs.separator.join(filter(None, figures.values()))) > width and optional:

@@ -22,6 +22,7 @@ from controller.core.tracebacks import Failure
 from controller.ui.board import Controls, Known
 from controller.ui.clean import clean, clean_block
 from controller.ui.formats import (
+    amount_text,
     bytes_text,
     clock_text,
     count_text,
@@ -257,12 +258,18 @@ def progress_line(view: RunView) -> str:
     progress = view.progress
     if progress is None:
         return "no samples yet"
-    parts = [f"{count_text(progress.done)} of {count_text(progress.total)} samples"]
+    of = "" if progress.total is None else f" of {amount_text(progress.total, progress.unit)}"
+    unit = "" if progress.unit == "bytes" else f" {clean(progress.unit)}"
+    parts = [f"{amount_text(progress.done, progress.unit)}{of}{unit}"]
     if progress.fraction is not None:
         parts[0] += f" ({progress.fraction * 100:.0f} %)"
-    if view.tokens_per_s is not None:
+    if view.tokens_per_s is not None and progress.has_tokens:
         parts.append(f"{count_text(view.tokens_per_s)} tokens/s")
-    parts.append(bytes_text(progress.bytes))
+    if progress.unit == "bytes":
+        parts += [f"{bytes_text(view.bytes_per_s)}/s"] if view.bytes_per_s else []
+    elif progress.bytes or progress.unit == "samples":
+        parts.append(bytes_text(progress.bytes))
+    parts += [f"{clean(name)} {clean(value)}" for name, value in progress.values.items()]
     parts += [
         f"{count_text(n)} {word}" for n, word in ((progress.skipped, "skipped"), (progress.failed, "failed")) if n
     ]

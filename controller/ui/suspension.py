@@ -17,7 +17,11 @@ FATAL = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Suspension:
-    """A context manager that calls `suspend` before a stop, `resume` after it, `restore` before a fatal signal."""
+    """A context manager around the ownership of a terminal.
+
+    `suspend` is called before a stop that is announced, `restore` before a fatal signal and after a stop that was
+    not, `resume` when the process goes on.
+    """
 
     def __init__(self, suspend: Callable[[], None], resume: Callable[[], None], restore: Callable[[], None]) -> None:
         self._suspend = suspend
@@ -49,8 +53,8 @@ class Suspension:
         self._resume()
 
     def _on_continue(self, number: int, frame: FrameType | None) -> None:
-        """After a SIGSTOP, of which nobody was told, the shell may have changed the terminal."""
-        self._suspend()
+        """After a SIGSTOP, of which nobody was told, the shell has written below the frame and set its own mode."""
+        self._restore()
         self._resume()
 
     def _on_fatal(self, number: int, frame: FrameType | None) -> None:

@@ -24,6 +24,7 @@ from controller.ui.formats import (
     state_word,
 )
 from controller.ui.glyphs import Glyphs, glyphs_for
+from controller.ui.survey import print_groups, survey_rows
 
 EXAMPLES = 10
 """Entries named in a clear list; the digest that is confirmed covers all of them."""
@@ -41,6 +42,9 @@ class FindingLike(Protocol):
 
     @property
     def level(self) -> str: ...
+
+    @property
+    def code(self) -> str: ...
 
     @property
     def what(self) -> str: ...
@@ -127,9 +131,11 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
         ),
     )
     grid = _grid(10)
-    for label, value in _summary_rows(summary):
+    for label, value in summary_rows(summary):
         grid.add_row("", Text(label, style="dim"), value)
     _print(console, grid)
+    if isinstance(summary.get("survey"), Mapping):
+        print_groups(console, summary["survey"])
     if summary.get("states"):
         _print(console, Padding(_states(summary["states"]), (1, 0, 1, 2)))
 
@@ -214,7 +220,8 @@ def print_config(console: Console, document: Mapping[str, Any]) -> None:
     _print(console, grid)
 
 
-def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
+def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
+    """Yield what a summary says as labels and cleaned text, the most important first."""
     samples = summary.get("samples")
     if isinstance(samples, Mapping):
         line = Text(f"{count_text(samples.get('written'))} of {count_text(samples.get('expected'))} written")
@@ -252,6 +259,8 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     if summary.get("model"):
         layers = f" ({summary['num_layers']} layers)" if summary.get("num_layers") else ""
         yield "model", Text(clean(summary["model"]) + layers)
+    if isinstance(summary.get("survey"), Mapping):
+        yield from survey_rows(summary["survey"])
     yield from _provision_rows(summary)
     yield from _proof_rows(summary)
     cause = summary.get("triage")

@@ -128,6 +128,7 @@ class Conversion:
         record = {
             "index": line["index"], "file": name, "tokens": sample.shape[0], "bytes": size, "sha256": sha256,
             "token_sha256": digest, "states": states, "seconds": round(time.monotonic() - started, 6),
+            "t": round(time.time(), 3),
         }  # fmt: skip
         return record, sample
 

@@ -36,7 +36,7 @@ from remote_payload.extract.progress import PatientEvents
 from remote_payload.host.files import fsync_folder, write_json
 from remote_payload.host.journal import EventWriter
 from remote_payload.host.layout import RunPaths
-from remote_payload.host.probe_inputs import probe_model
+from remote_payload.host.probe_model import probe_model
 
 WORKERS = 4
 """Files at a time: one stream of a distant hub seldom fills the line, and each is hashed while others are loaded."""

@@ -128,29 +128,31 @@ class SampleStore:
     def block(self, states: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]]) -> torch.Tensor:
         """Return the rows of `spans` (row, count), one after another, as [rows, states, hidden] in store dtype.
 
-        With fp8 in the model's own dtype: `copy` quantises, once it has measured.
+        With fp8 in the model's own dtype: `copy` quantises, once it has measured. Every row is copied once, and spans
+        that follow one another together: the engine's own stream runs no other kernel for the store.
         """
-        parts = _joined(spans)
-        picked = [_rows(state, parts) for state in states]
-        return torch.stack([rows if self._fp8 else rows.to(self._dtype) for rows in picked], dim=1)
+        first = states[0]
+        dtype, rows = first.dtype if self._fp8 else self._dtype, sum(count for _, count in spans)
+        block = torch.empty((rows, len(states), self._hidden), dtype=dtype, device=first.device)
+        done = 0
+        for row, count in _joined(spans):
+            for place, state in enumerate(states):
+                block[done : done + count, place].copy_(state[row : row + count])
+            done += count
+        return block
 
     def copy(self, block: torch.Tensor, parts: Sequence[tuple[Buffer, int, int]]) -> list[Buffer]:
         """Copy consecutive rows of `block` into (buffer, first position, count) parts, with their statistics.
 
         Return the buffers that had to be deferred; they are discarded already.
         """
-        statistics = measure(block)
-        scales = None
-        if self._fp8:
-            block, scales = to_fp8(block)
         if self._stream is None:
-            return self._copy(block, statistics, scales, parts)
+            return self._measured_copy(block, parts)
         self._stream.wait_stream(torch.cuda.current_stream())
+        block.record_stream(self._stream)  # its memory must not be reused before the copy
         with torch.cuda.stream(self._stream):
-            deferred = self._copy(block, statistics, scales, parts)
+            deferred = self._measured_copy(block, parts)
             done = self._recorded()
-        for tensor in (block, statistics) if scales is None else (block, statistics, scales):
-            tensor.record_stream(self._stream)  # their memory must not be reused before the copy
         for buffer, _, _ in parts:
             buffer.copied = done
         return deferred
@@ -207,6 +209,14 @@ class SampleStore:
         event = torch.cuda.Event()
         event.record(self._stream)
         return event
+
+    def _measured_copy(self, block: torch.Tensor, parts: Sequence[tuple[Buffer, int, int]]) -> list[Buffer]:
+        """Measure, quantise and copy, all on the current stream, to which what is made here belongs."""
+        statistics = measure(block)
+        if not self._fp8:
+            return self._copy(block, statistics, None, parts)
+        values, scales = to_fp8(block)
+        return self._copy(values, statistics, scales, parts)
 
     def _copy(
         self,
@@ -283,6 +293,7 @@ class SampleStore:
             record = {
                 "index": buffer.index, "file": name, "tokens": buffer.tokens, "bytes": size, "sha256": sha256,
                 "token_sha256": digest, "states": states, "seconds": round(time.monotonic() - buffer.started, 6),
+                "t": round(time.time(), 3),
             }  # fmt: skip
             for ledger in self._ledgers:
                 self.pool.patiently(lambda ledger=ledger: ledger.append(record))  # type: ignore[misc]  # bound early
@@ -318,7 +329,7 @@ class SampleStore:
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the spans with neighbours made one: with one rank they are all neighbours, and no row need be moved."""
+    """Return the same rows as fewer (row, count), in the same order."""
     joined: list[tuple[int, int]] = []
     for row, count in spans:
         if joined and sum(joined[-1]) == row:
@@ -326,11 +337,6 @@ def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             joined.append((row, count))
     return joined
-
-
-def _rows(state: torch.Tensor, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
-    parts = [state[row : row + count] for row, count in spans]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def prepare_for_threads() -> None:

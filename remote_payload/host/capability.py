@@ -13,6 +13,7 @@ import re
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from remote_payload.host.sections import Note
+from remote_payload.host.vllm_engine import engine_arguments, gpu_paths
 from remote_payload.host.vllm_source import Found, VllmSource, called, keyword, parameters, text
 
 CONFIG_LIMIT = 1 << 24
@@ -56,9 +57,12 @@ EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_expe
 RUNNERS = {"v1": "vllm.v1.worker.gpu_model_runner", "v2": "vllm.v1.worker.gpu.model_runner"}
 
 
-def probe_capability(note: Note, package: Optional[str], model: str, accelerator: str) -> Dict[str, Any]:
+def probe_capability(
+    note: Note, package: Optional[str], model: str, accelerator: str, compute: Optional[str] = None
+) -> Dict[str, Any]:
     """Return what `read_capability` says of `package` (the folder `vllm`) and the checkpoint folder `model`.
 
+    With {"engine_arguments"} and, for a GPU's `compute` capability such as "12.0", {"paths"}: see `vllm_engine`.
     {"package": null} where there is no vLLM, or no configuration to look for (the section `model` tells why). Raises
     OSError, SyntaxError for source that cannot be read.
     """
@@ -66,7 +70,15 @@ def probe_capability(note: Note, package: Optional[str], model: str, accelerator
     if package is None or config is None:
         return {"package": None}
     note(package)
-    return {"package": package, **read_capability(os.path.dirname(package), config, accelerator)}
+    site = os.path.dirname(package)
+    source = VllmSource(site)
+    numbers = re.fullmatch(r"(\d+)\.(\d+)", compute or "")
+    return {
+        "package": package,
+        **read_capability(site, config, accelerator, source),
+        "engine_arguments": engine_arguments(source),
+        "paths": gpu_paths(source, (int(numbers.group(1)), int(numbers.group(2)))) if numbers else None,
+    }
 
 
 def _config(path: str) -> Optional[Dict[str, Any]]:
@@ -78,7 +90,9 @@ def _config(path: str) -> Optional[Dict[str, Any]]:
     return config if isinstance(config, dict) else None
 
 
-def read_capability(site: str, config: Dict[str, Any], accelerator: str) -> Dict[str, Any]:
+def read_capability(
+    site: str, config: Dict[str, Any], accelerator: str, source: Optional[VllmSource] = None
+) -> Dict[str, Any]:
     """Read `site`/vllm for the architecture of a model's config.json.
 
     Returns {"version", "architecture", "class", "text_class", "decoder", "layer", "layer_parameters", "embedding",
@@ -86,7 +100,7 @@ def read_capability(site: str, config: Dict[str, Any], accelerator: str) -> Dict
     "state", "final_norm"}, "missing": [{"name", "need"}]}. `class` is null where vLLM does not know the architecture,
     and what follows from it then is, too. Boundaries are layers completed: `first` is 0, `last` the number of layers.
     """
-    source = VllmSource(site)
+    source = source or VllmSource(site)
     architectures = config.get("architectures") or [None]
     registry = source.registry()
     architecture = next((name for name in architectures if name in registry), architectures[0])

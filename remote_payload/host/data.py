@@ -52,9 +52,9 @@ def receive(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     _answer(out, {"have": False})
     staging = tempfile.mkdtemp(prefix=".incoming-", dir=store)
     try:
-        pieces = _pieces()
+        pieces = pieces_of_stdin()
         for entry in files:
-            _store(
+            store_file(
                 os.path.join(staging, name, entry["path"]) if entry["path"] else os.path.join(staging, name),
                 entry,
                 pieces,
@@ -94,7 +94,7 @@ def _check(digest: str, name: str, files: List[Dict[str, Any]]) -> None:
         raise _damaged("its files do not have the hash %s" % digest)
 
 
-class _Pieces:
+class Pieces:
     """The bytes of all files in a row, whatever the frames' borders."""
 
     def __init__(self, frames: Iterator[bytes]) -> None:
@@ -111,7 +111,9 @@ class _Pieces:
         return piece
 
 
-def _pieces() -> _Pieces:
+def pieces_of_stdin() -> Pieces:
+    """Return the bodies of the frames on stdin as one stream, up to the frame that says `end`."""
+
     def frames() -> Iterator[bytes]:
         while True:
             header, piece = read_frame(sys.stdin.buffer)
@@ -120,10 +122,11 @@ def _pieces() -> _Pieces:
             if header.get("end"):
                 return
 
-    return _Pieces(frames())
+    return Pieces(frames())
 
 
-def _store(path: str, entry: Dict[str, Any], pieces: _Pieces) -> None:
+def store_file(path: str, entry: Dict[str, Any], pieces: Pieces) -> None:
+    """Write one announced file, synced. Raises HostError if its contents are not those of its checksum."""
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     digest, left = hashlib.sha256(), entry["size"]
     with open(path, "xb") as file:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, Sequence, Tuple
 
 from remote_payload.host.errors import ProtocolError
 
@@ -94,3 +94,9 @@ def manifest_digest(files: Dict[str, str]) -> str:
     """Return the payload hash: sha256 over sorted lines `HEX  RELATIVE/PATH`, as sha256sum prints them."""
     text = "".join("%s  %s\n" % (files[name], name) for name in sorted(files))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def tree_digest(files: Sequence[Dict[str, Any]]) -> str:
+    """Return the hash of an upload: sha256 over sorted lines `SHA256 x|- PATH` of {"sha256", "exec", "path"}."""
+    lines = sorted("%s %s %s\n" % (f["sha256"], "x" if f["exec"] else "-", f["path"]) for f in files)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

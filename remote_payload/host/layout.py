@@ -57,6 +57,7 @@ class Layout:
         self.payloads = os.path.join(workdir, "payload")
         self.runs = os.path.join(workdir, "runs")
         self.data = os.path.join(workdir, "data")  # pushed data sets, each below its content's hash
+        self.files = os.path.join(workdir, "files")  # uploads of commands: blobs and trees by hash
 
     def payload(self, digest: str) -> str:
         if not HASH.fullmatch(digest):
@@ -83,6 +84,8 @@ class RunPaths:
         self.pipe = join(folder, "log", "pipe")  # FIFO that the job writes into
         self.events = join(folder, "events")  # one file a writer: supervisor, driver, rank-N
         self.ledger = join(folder, "ledger")  # one file a writer: rank-N, driver (skipped samples)
+        self.work = join(folder, "work")  # the job's own: a fresh copy of what was uploaded for it
+        self.faults = join(folder, "faults")  # one file a Python process that is hooked: stacks of a fatal signal
         self.verify = join(folder, "verify.json")  # the verify step: the kind's own part of the summary
         self.summary = join(folder, "summary.json")  # supervisor
         self.result = join(folder, "result.json")  # supervisor, last; stop, where the supervisor is dead

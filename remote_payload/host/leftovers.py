@@ -69,6 +69,12 @@ def sweep_shm(before: List[str], since: float, folder: str = SHM) -> List[Dict[s
     libraries that run in a job, and is open or mapped in no process. If the clock was set back meanwhile, times say
     nothing, and the other signs have to do. What others made meanwhile is named and left.
     """
+    found, kept = find_shm(before, since, folder)
+    return kept + _unlink(found)
+
+
+def find_shm(before: List[str], since: float, folder: str = SHM) -> Tuple[List[str], List[Dict[str, Any]]]:
+    """Return the paths that `sweep_shm` would delete, and {path, reason} of what has to stay."""
     kept: List[Dict[str, Any]] = []
     clock_went_back = time.time() < since
     candidates: Dict[Tuple[int, int], str] = {}
@@ -84,11 +90,40 @@ def sweep_shm(before: List[str], since: float, folder: str = SHM) -> List[Dict[s
             kept.append({"path": path, "reason": "belongs to user %s; left untouched" % user_name(status.st_uid)})
         elif status.st_ctime >= since or clock_went_back:
             candidates[status.st_dev, status.st_ino] = path
-    used = _files_in_use(set(candidates)) if candidates else {}
-    for key, path in candidates.items():
-        if key in used:
-            kept.append({"path": path, "reason": "in use by process %d" % used[key]})
+    found, in_use = _unused(candidates)
+    return found, kept + in_use
+
+
+def delete_shm(paths: List[str], folder: str = SHM) -> List[Dict[str, Any]]:
+    """Delete files of `folder` that are ours and in no use now; return {path, reason} of those that stay."""
+    candidates: Dict[Tuple[int, int], str] = {}
+    kept = []
+    for path in paths:
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
             continue
+        if os.path.dirname(path) != folder or status.st_uid != os.getuid():
+            kept.append({"path": path, "reason": "not ours to delete"})
+        else:
+            candidates[status.st_dev, status.st_ino] = path
+    found, in_use = _unused(candidates)
+    return kept + in_use + _unlink(found)
+
+
+def _unused(candidates: Dict[Tuple[int, int], str]) -> Tuple[List[str], List[Dict[str, Any]]]:
+    used = files_in_use(set(candidates)) if candidates else {}
+    kept = [
+        {"path": path, "reason": "in use by process %d" % used[key]}
+        for key, path in candidates.items()
+        if key in used
+    ]
+    return [path for key, path in candidates.items() if key not in used], kept
+
+
+def _unlink(paths: List[str]) -> List[Dict[str, Any]]:
+    kept = []
+    for path in paths:
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -177,7 +212,7 @@ def _names(processes: List[ComputeProcess]) -> str:
     return ", ".join("%d (%s)" % (p.pid, p.name) for p in processes[:8])
 
 
-def _files_in_use(wanted: Set[Tuple[int, int]]) -> Dict[Tuple[int, int], int]:
+def files_in_use(wanted: Set[Tuple[int, int]]) -> Dict[Tuple[int, int], int]:
     """Return which of the (device, inode) are open or mapped in a process that we may look into, and in which."""
     used = {}
     for name in os.listdir("/proc"):

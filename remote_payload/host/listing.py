@@ -16,6 +16,9 @@ from remote_payload.host.guard import DIRECTORY_FLAGS, Place, Problem, Refused, 
 from remote_payload.host.layout import OUTPUT_MANIFEST, OWNER_MARKER, WRITTEN_NAMES
 
 MAX_EXAMPLES = 50
+PARTIAL = ".partial"
+"""End of the name under which a sample is written until it is whole; see `extract.formats`."""
+
 MAX_PROBLEMS = 20
 MARKER_LIMIT = 1 << 16
 """64 KiB; a larger file of the marker's name is not a marker."""
@@ -49,6 +52,7 @@ class Listing(TypedDict):
     manifest: Optional[Dict[str, Any]]  # what the job says of the samples in it
     entries: int
     bytes: int
+    partial: int  # of the entries, how many are files that were never finished
     digest: Optional[str]  # None: absent, empty, or not to be listed (see problems)
     examples: List[Dict[str, Any]]  # {"path" (relative), "type", "size"}, the first by path
     others: List[str]  # relative paths of top-level entries that no extraction writes, the first MAX_EXAMPLES
@@ -99,6 +103,7 @@ def snapshot(place: Place) -> Tuple[Listing, Dict[str, Fingerprint]]:
     listing["manifest"] = _read_record(place.folder, OUTPUT_MANIFEST)
     listing["entries"] = len(found)
     listing["bytes"] = sum(fingerprint.size for fingerprint in found.values())
+    listing["partial"] = sum(path.endswith(PARTIAL) for path in found)
     listing["others"] = sorted(path for path in others if "/" not in path)[:MAX_EXAMPLES]
     listing["digest"] = _digest(sorted(found), found) if found and not problems else None
     listing["examples"] = [
@@ -218,6 +223,7 @@ def _listing(exists: bool, problems: Optional[List[Problem]] = None) -> Listing:
         "manifest": None,
         "entries": 0,
         "bytes": 0,
+        "partial": 0,
         "digest": None,
         "examples": [],
         "others": [],

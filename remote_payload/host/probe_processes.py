@@ -15,12 +15,15 @@ from remote_payload.host.sections import Note
 
 # vLLM names its processes PREFIX::EngineCore_DP0 and so on; the prefix is "VLLM" unless our own or another is set.
 _TITLE = re.compile(r"\bVLLM::|::(EngineCore|Worker|APIServer|DPCoordinator)")
+_TITLE_OF_RUN = re.compile(r"ctl-([0-9]{8}-[0-9]{6}-[0-9a-f]{6})::")
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*|vllm")
 _MODULE = re.compile(r"vllm|EngineCore|remote_payload\.extract")
 _HELPER = re.compile(r"multiprocessing\.(resource_tracker|spawn|forkserver)")
 
 COMMAND_LIMIT = 4096
 """Characters of a command line that are reported; some hold whole scripts."""
+
+PARENT_LIMIT = 200
 
 
 class Process(NamedTuple):
@@ -34,7 +37,8 @@ def probe_processes(
 ) -> Dict[str, Any]:
     """Return {"compute": [record] or null, "vllm": [record]}.
 
-    A record is {pid, ppid, owner, uid, command, age_s, start_ticks, run_id}, with null for what cannot be seen;
+    A record is {pid, ppid, parent (its command), owner, uid, command, age_s, start_ticks, run_id}, with null for what
+    cannot be seen;
     compute records add {gpu_uuid, memory_used}. `apps` are nvidia-smi's compute processes, None if it could not be
     asked. The probe, its children and its ancestors are left out of `vllm`. `python` is the interpreter of the
     vLLM environment: multiprocessing's helper processes count as vLLM's if they run under it.
@@ -93,20 +97,35 @@ def _read(stat: Stat) -> Process:
 def _record(pid: int, process: Optional[Process], name: str) -> Dict[str, Any]:
     if process is None:
         return {
-            "pid": pid, "ppid": None, "owner": None, "uid": None, "command": name,
+            "pid": pid, "ppid": None, "parent": None, "owner": None, "uid": None, "command": name,
             "age_s": None, "start_ticks": None, "run_id": None,
         }  # fmt: skip
     stat = process.stat
     return {
         "pid": pid,
         "ppid": stat.ppid,
+        "parent": _parent(stat.ppid),
         "owner": None if process.uid is None else user_name(process.uid),
         "uid": process.uid,
         "command": (" ".join(process.argv) or name or "[%s]" % stat.comm)[:COMMAND_LIMIT],
         "age_s": round(boot_seconds() - stat.start_ticks / os.sysconf("SC_CLK_TCK"), 1),
         "start_ticks": stat.start_ticks,
-        "run_id": (read_environ(pid) or {}).get(RUN_ENV),
+        "run_id": (read_environ(pid) or {}).get(RUN_ENV) or _run_by_title(process.argv),
     }
+
+
+def _parent(ppid: int) -> Optional[str]:
+    """Return the command of a parent in short; the init process says that the real one has ended."""
+    parent = read_stat(ppid)
+    if parent is None:
+        return None
+    return (" ".join(_read(parent).argv) or "[%s]" % parent.comm)[:PARENT_LIMIT]
+
+
+def _run_by_title(argv: List[str]) -> Optional[str]:
+    """Return the run that a title names, `ctl-RUN::Worker`: also of processes whose environment is closed to us."""
+    found = _TITLE_OF_RUN.match(argv[0] if argv else "")
+    return found.group(1) if found else None
 
 
 def _family(probe_pid: int, table: Dict[int, Stat]) -> Set[int]:

@@ -125,8 +125,8 @@ class OwnedOutput(TypedDict):
 class Step(TypedDict, total=False):
     """One step of a job under the supervisor, run in the order of the plan.
 
-    `kind` is `recheck`, `clear`, `exec` or `verify`; the last two run `argv`. `lease` and `release` are implied
-    around all steps.
+    `kind` is `recheck`, `place`, `clear`, `exec` or `verify`; the last two run `argv`. `lease` and `release` are
+    implied around all steps.
     """
 
     name: str
@@ -144,9 +144,46 @@ class Limits(TypedDict, total=False):
     stop_grace_s: float  # between TERM and KILL
     wait_for_lease: bool  # queue until the lease is free instead of being refused
     log_cap_bytes: int  # of all log segments together; beyond it segments of the middle become declared gaps
+    output_bytes: Optional[int]  # of the owned outputs together, looked at every few seconds
 
 
-class Job(TypedDict):
+class Container(TypedDict):
+    """Where the program of an exec step runs instead of on the host itself; `host.container` makes the argv."""
+
+    runtime: str  # "docker", "podman" or "apptainer"
+    image: str
+    options: List[str]  # further words of `run`, before the image
+    mounts: List[str]  # HOST_PATH[:CONTAINER_PATH[:ro]], besides the run's own folders
+
+
+class Watched(TypedDict, total=False):
+    """Where a job says how far it is: in its output, or in a file of JSON lines."""
+
+    patterns: List[str]  # regular expressions over a line of output; their named groups are fields of `progress`
+    file: str  # absolute
+    unit: str  # what is counted, in the plural
+
+
+class Survey(TypedDict):
+    """What the verify step of a command looks at; see `remote_payload.survey`."""
+
+    paths: List[str]  # files, folders and globs, absolute
+    files: List[str]  # globs that must each match a file
+    sample_files: int  # of each group of equal files, looked at for NaN
+    expect: Dict[str, Any]
+
+
+class JobOptions(TypedDict, total=False):
+    """What only commands ask for; plans of earlier payloads have none of it."""
+
+    upload: str  # the hash of the tree that a `place` step copies into the run's `work` folder
+    watched: Watched
+    tracebacks: bool  # hook every Python process of the job; see `remote_payload.hook`
+    container: Container
+    survey: Survey
+
+
+class Job(JobOptions):
     """All that supervisor, clear, watch and stop know; every kind of run is one of these."""
 
     kind: str  # "extract" or "command"
@@ -173,6 +210,7 @@ class HostRecord(TypedDict):
     accelerator: str
     gpus: int
     lease_dir: Optional[str]
+    env_file: Optional[str]  # of the host; what its jobs start with
 
 
 class Plan(TypedDict):
@@ -317,7 +355,7 @@ def check_plan(record: Any) -> Dict[str, Any]:
     )  # fmt: skip
     for number, step in enumerate(job["steps"]):
         check_record(step, {"name": str, "kind": str}, "plan.job.steps[%d]" % number)
-        if step["kind"] not in ("recheck", "clear", "exec", "verify"):
+        if step["kind"] not in ("recheck", "place", "clear", "exec", "verify"):
             raise ProtocolError("plan.job.steps[%d] has unknown kind %r" % (number, step["kind"]))
         if step["kind"] in ("exec", "verify"):
             argv = step.get("argv")

@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Tuple
 
 Note = Callable[[str], None]
 """Called by a section with what it is about to touch, so that a timeout can say where it hung."""
@@ -34,7 +34,7 @@ class Section(NamedTuple):
     name: str
     deadline_s: float
     run: Callable[[Note, Results], Any]
-    after: Optional[str] = None  # started when this one has ended, well or not
+    after: Tuple[str, ...] = ()  # started when all of these have ended, well or not
 
 
 class _Worker:
@@ -93,7 +93,7 @@ def run_sections(sections: List[Section], deadline_s: float) -> Results:
     working: Dict[int, _Worker] = {}
     ended: List[int] = []
     while waiting or working:
-        for section in [section for section in waiting if section.after is None or section.after in results]:
+        for section in [section for section in waiting if all(name in results for name in section.after)]:
             waiting.remove(section)
             worker = _Worker(section, results, end)
             working[worker.reader] = worker

@@ -13,6 +13,7 @@ from remote_payload.host.children import reap_adopted
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import read_json, write_json
 from remote_payload.host.finish import Ending, clean_up, read_baseline, write_result
+from remote_payload.host.follow import collect_faults
 from remote_payload.host.journal import EventWriter
 from remote_payload.host.layout import Layout, RunPaths, check_run_id
 from remote_payload.host.lease import clear_record
@@ -41,12 +42,13 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     if not os.path.isdir(paths.folder):
         raise HostError("no-such-run", "this host has no run %s" % request["run_id"], "", "ctl ps lists its runs")
     grace_s = 0.0 if request["force"] else float(request["grace_s"])
-    answer = _stop(request["workdir"], paths, grace_s, bool(request["force"]))
+    answer = stop_run(request["workdir"], paths, grace_s, bool(request["force"]))
     out.write(json.dumps(answer).encode() + b"\n")
     return 0
 
 
-def _stop(workdir: str, paths: RunPaths, grace_s: float, force: bool) -> Dict[str, Any]:
+def stop_run(workdir: str, paths: RunPaths, grace_s: float, force: bool = False) -> Dict[str, Any]:
+    """Stop a run and return the verb's answer. Raises HostError if it cannot be judged from here."""
     standing = judge_run(paths)
     run = standing.run
     if standing.state is RunState.FINISHED:
@@ -135,6 +137,7 @@ def _stop_in_its_place(workdir: str, paths: RunPaths, run: Dict[str, Any], grace
         keeper=keeper,
         cgroup=cgroup,
     )
+    collect_faults(paths, run_id, plan["host"]["name"])
     leftovers = list(done.leftovers)
     for path in baseline.leases if baseline else []:
         problem = clear_record(path, run_id, done.clean is True)

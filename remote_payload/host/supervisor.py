@@ -28,6 +28,7 @@ from remote_payload.host.finish import (
     reserve_space,
     write_result,
 )
+from remote_payload.host.follow import FollowKeeper
 from remote_payload.host.gpus import Sampler, list_gpus, select_gpus
 from remote_payload.host.journal import EventWriter, complain
 from remote_payload.host.kernel_notes import kernel_notes
@@ -92,6 +93,9 @@ class Supervisor:
         self._record: Optional[RunRecord] = None
         for folder in (self._paths.events, self._paths.ledger, self._paths.log):
             os.makedirs(folder, mode=0o700, exist_ok=True)
+        if self._plan["job"].get("tracebacks"):
+            os.makedirs(self._paths.faults, mode=0o700, exist_ok=True)
+        self._follower = FollowKeeper(self._workdir, self._plan)
         self._keeper = PumpKeeper(self._workdir, self._plan["run_id"])
         self._tree = Tree(self._paths.tree)
         self._events = EventWriter(self._paths.events, "supervisor", self._plan["run_id"], self._plan["host"]["name"])
@@ -263,6 +267,7 @@ class Supervisor:
             lease_fds=self._lease.descriptors if self._lease else [],
             pipe=self._pipe,
             keeper=self._keeper,
+            follower=self._follower,
             tree=self._tree,
             find=self._find,
             emit=self._emit,
@@ -327,6 +332,7 @@ class Supervisor:
             traceback.print_exc()
             reason = {"reason": "the cleaning up failed: %s" % _describe(error)}
             done = Cleanup(stopped=StopReport([], []), clean="unknown", evidence=reason["reason"], leftovers=[reason])
+        self._follower.finish()  # after the log is whole, before the summary is made
         sampler.stop()
         self._update(job=None)
         if self._lease is not None:

@@ -42,7 +42,9 @@ def changed_report(changes: dict[str, Any]) -> dict[str, Any]:
     report = base("probe")
     for path, value in changes.items():
         name, _, rest = path.partition(".")
-        if rest:
+        if name not in report["sections"]:
+            put(report, path, value)
+        elif rest:
             put(report["sections"][name]["data"], rest, value)
         elif "error" in value:
             report["sections"][name] = {"ok": False, "seconds": 10.0, **value}

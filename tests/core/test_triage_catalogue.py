@@ -254,6 +254,18 @@ def test_every_entry_is_told_from_what_looks_like_it() -> None:
     assert {code for code, _, _ in LOOKALIKES} == codes
 
 
+@pytest.mark.parametrize("number", [i for i, entry in enumerate(CATALOGUE) if not entry.ends])
+def test_each_entry_alone_is_needed_and_is_silent_on_what_looks_like_it(number: int) -> None:
+    entry = CATALOGUE[number]
+
+    def names(log: str) -> bool:
+        found = triage(place_lines([("log", log.encode())]), catalogue=(entry,))
+        return found is not None and found.known
+
+    assert any(names(log) for code, log in MATCHES if code == entry.code)
+    assert [log for code, _, log in LOOKALIKES if code == entry.code and names(log)] == []
+
+
 @pytest.mark.parametrize("number", range(len(CATALOGUE)))
 def test_every_entry_says_what_to_do_in_words_that_can_be_filled_in(number: int) -> None:
     entry = CATALOGUE[number]

@@ -73,13 +73,13 @@ def started() -> Script:
     return add
 
 
-def sample(add: Script, t: float, busy: float) -> None:
-    """GPU i is a little slower than GPU i-1, so that rows differ."""
+def sample(add: Script, t: float, busy: float, loaded: float = 1.0) -> None:
+    """GPU i is a little slower than GPU i-1, so that rows differ; `loaded` is the share of the weights in memory."""
     gpus = [
         {
             "index": i,
             "util": round(max(0.0, min(100.0, busy - 2 * i + 6 * math.sin(t / 7 + i))), 1),
-            "memory_used": int((70.5 + i * 0.3) * GIB),
+            "memory_used": int((1.5 + 69.0 * loaded + i * 0.3) * GIB),
             "memory_total": int(95.0 * GIB),
             "power_w": 180 + 2.4 * busy - i,
             "temperature_c": 40 + busy / 4 + i,
@@ -95,6 +95,8 @@ def sample(add: Script, t: float, busy: float) -> None:
 def healthy() -> Script:
     """Loaded after 9 minutes; 412 of 1,000 samples captured."""
     add = started()
+    for t in range(84, 560, 12):
+        sample(add, t, 3.0, (t - 80) / 480)
     for index in range(40):
         sample(add, 560.0 + 2 * index, 4.0 if index < 12 else 88.0)
     add(585.0, "driver", "phase", name="load", status="done", text="Kimi-K2.5, TP=8", seconds=511.8)
@@ -236,7 +238,7 @@ def long_log(until: float) -> bytes:
         (584.0, "(EngineCore pid=3898) INFO {} [core.py:337] init engine took 24.02 s"),
         (585.1, "(Worker_TP0 pid=3998) INFO {} [worker.py:120] capture: boundaries [2, 30, 58, 61] of 61 layers"),
         (586.0, "(Worker_TP0 pid=3998) INFO {} [worker.py:131] first sample: [712, 4, 7168] bfloat16"),
-        *((590.0 + 8 * n, f"{worker(n % 8)} INFO {{}} [store.py:88] wrote hs_{n * 47}") for n in range(17)),
+        *((590.0 + 4 * n, f"{worker(n % 8)} INFO {{}} [store.py:88] wrote hs_{n * 23}") for n in range(34)),
         (722.0, "(EngineCore pid=3898) INFO {} [core.py:1214] [shutdown] EngineCore: trigger received SIGTERM"),
         (770.0, "INFO {} [summarize.py:60] 998 samples read back, 2 skipped, none missing"),
     ]

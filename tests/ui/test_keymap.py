@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -129,3 +130,10 @@ def test_every_binding_of_the_help_does_something() -> None:
             situation = at if key == "p" else AT
             state = after("up up t down" if key in ("down", "up", "home", "pageup", "pagedown", "end", "esc") else "")
             assert press(state, key, situation) != (state, None), key
+
+
+def test_the_documentation_has_every_key() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "dashboard.md").read_text(encoding="utf-8")
+    for keys, does, _ in BINDINGS:
+        named = " ".join(f"`{key}`" for key in keys.split())
+        assert f"| {named} | {does} |" in text

@@ -166,14 +166,14 @@ def test_several_runs_are_rows_until_one_is_opened() -> None:
     assert "failed" in rows["run-gpu2"]
     assert "succeeded" in rows["run-gpu3"]
     assert "load" in rows["run-gpu4"]
-    view._key("2")
+    view.press("2")
     assert "llama_4_scaling" in shown(view)
-    view._key("esc")
-    view._key("up")
-    view._key("enter")
+    view.press("esc")
+    view.press("up")
+    view.press("enter")
     assert "412/1,000" in shown(view)
     for width, height in ((60, 20), (20, 5), (200, 60)):
-        view._key("esc")
+        view.press("esc")
         assert all(len(line) <= width for line in shown(view, width, height).splitlines())
 
 

@@ -57,6 +57,9 @@ def test_ranks_and_words_are_found() -> None:
     assert texts(buffer, needle="FIRST sample") == ["first sample: [712, 4, 7168] bfloat16"]
     assert texts(buffer, needle="sample", rank=3) == []
     assert buffer.signs == {0: 7.0, 3: 7.0, 12: 7.0}
+    buffer.feed(b"(Worker_TP5 pid=1) Loading: 1%\r", 8.0)
+    buffer.feed(b"Loading: 2%\r", 9.0)
+    assert buffer.signs[5] == 9.0
 
 
 def test_shards_are_read_from_both_forms_of_the_bar() -> None:

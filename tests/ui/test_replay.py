@@ -7,6 +7,7 @@ The recordings themselves are written anew by `python -m support.recorded` in te
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from support.recorded import START
 
 from controller.core.errors import UsageError
 from controller.known import gpu_ranks, known_of, usual_seconds
-from controller.replay import Player, Recording, load, parse_at
+from controller.replay import Player, load, parse_at
 from controller.runfolder import RunFolder
 from controller.ui.live import LiveView
 
@@ -34,19 +35,10 @@ def folder(name: str) -> RunFolder:
 def played(name: str, at: str = "end") -> tuple[LiveView, Player]:
     """Return the view at a place in a recording, with nothing drawn."""
     recording = load(folder(name))
-    upto = recording.begin + parse_at(at, recording.seconds)
-    player = Player(
-        Recording(
-            run=recording.run, host=recording.host, moments=tuple(m for m in recording.moments if m.t <= upto)
-        ),
-        speed=0.0,
-        at_s=0.0,
-    )  # fmt: skip
+    player = Player(recording, speed=0.0, at_s=0.0)
     view = LiveView(io.StringIO(), clock=player.now, replay=True)
-    player.play(
-        view.sink(run=recording.run, host=recording.host, known=known_of(folder(name), live=False)),
-        left=lambda: False,
-    )
+    sink = view.sink(run=recording.run, host=recording.host, known=known_of(folder(name), live=False))
+    player.play(sink, left=lambda: False, until=recording.begin + parse_at(at, recording.seconds))
     return view, player
 
 
@@ -78,6 +70,19 @@ def test_lines_of_the_log_come_when_their_prefix_says_in_any_time_zone() -> None
     recording = load(folder("running"))
     (capture,) = [moment for moment in recording.moments if b"capture: boundaries" in moment.log]
     assert capture.t == pytest.approx(START + 585, abs=1)  # the host's clock is in UTC-8
+
+
+def test_times_that_the_host_noted_count_more_than_prefixes(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    shutil.copytree(RUNS / "failed" / "events", tmp_path / "events")
+    lines = [b"INFO 11-29 10:00:00 [a.py:1] first\n", b"bar 1%\rbar 2%\r", b"bar 3%\nlast\n"]
+    (tmp_path / "log" / "000001.log").write_bytes(b"".join(lines))
+    notes = [(0, 71.0), (len(lines[0]), 74.0), (len(lines[0] + lines[1]), 78.0)]
+    (tmp_path / "log" / "times.jsonl").write_text(
+        "".join(json.dumps({"segment": 1, "offset": offset, "t": START + t}) + "\n" for offset, t in notes)
+    )
+    logged = [(moment.t - START, moment.log) for moment in load(RunFolder(tmp_path)).moments if moment.log]
+    assert logged == [(71.0, lines[0]), (74.0, lines[1]), (78.0, lines[2])]
 
 
 def test_what_came_after_the_end_is_left_out(tmp_path: Path) -> None:
@@ -182,3 +187,11 @@ def test_without_a_terminal_a_replay_is_plain_lines_of_then(tmp_path: Path) -> N
     empty = ctl(str(tmp_path / "empty"))
     assert empty.returncode == 2
     assert "holds no events to replay" in empty.stderr
+
+
+def test_the_pictures_of_the_documentation_are_what_the_recordings_give() -> None:
+    done = subprocess.run(
+        [sys.executable, "tools/make_captures.py", "--check"], cwd=RUNS.parents[2], capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": "."}, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -13,12 +13,13 @@ import pytest
 from support.recorded import START, Script, failing, healthy, started, view_of
 
 from controller.core.errors import UsageError
+from controller.core.events import Event
 from controller.core.logs import parse_line
 from controller.core.runview import RunView
 from controller.core.state import reduce
 from controller.ui.board import Known
 from controller.ui.live import LiveView
-from controller.ui.stream import JsonView, PlainView, SilentView, choose_view
+from controller.ui.stream import JsonView, PlainView, SilentView, choose_view, progress_line
 
 
 class Terminal(io.StringIO):
@@ -190,3 +191,20 @@ def test_plain_needs_no_dashboard() -> None:
         check=True,
     )
     assert done.stdout == "False\n"
+
+
+def test_a_download_counts_bytes_and_has_no_tokens() -> None:
+    view = RunView()
+    for number, done in ((1, 1 << 20), (2, 3 << 20)):
+        fields = {
+            "unit": "bytes",
+            "done": done,
+            "total": 4 << 20,
+            "bytes": done,
+            "tokens": 0,
+            "skipped": 0,
+            "failed": 0,
+        }
+        event = Event(type="progress", seq=number, run="r", host="h", writer="driver", t=float(number), data=fields)
+        view = reduce(view, event)
+    assert progress_line(view) == "3.00 MiB of 4.00 MiB (75 %), 2.00 MiB/s, 0.5 s left"

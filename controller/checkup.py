@@ -1,0 +1,179 @@
+"""`ctl preflight`: one host or several side by side, and clearing up what dead runs left there."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from controller import pipeline
+from controller.core.errors import CtlError, ExitCode, RefusedError
+from controller.core.strangers import not_ours
+from controller.pipeline import Intention
+from controller.stages import data as data_stage
+from controller.stages import tidy as tidy_stage
+from controller.stages.base import Context
+from controller.stages.preflight import PreflightOutcome
+from controller.ui.terminal import ask_yes_no, err_console, out_console
+
+HOSTS_AT_ONCE = 16
+"""Connections that are opened side by side; each host works for itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkup:
+    """What came of one host: an outcome, or the error that kept it from being looked at."""
+
+    host: str
+    outcome: PreflightOutcome | None = None
+    error: CtlError | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.error is not None:
+            return self.error.exit_code
+        return ExitCode.REFUSED if self.outcome is None or self.outcome.failed else ExitCode.OK
+
+    def document(self) -> dict[str, Any]:
+        """Return the host's part of the JSON document."""
+        if self.outcome is None:
+            return {"host": self.host, "ok": False, "error": self.error.to_dict() if self.error else None}
+        return {
+            "host": self.host,
+            "ok": not self.outcome.failed,
+            "seconds": round(self.outcome.seconds, 3),
+            "sections": self.outcome.section_seconds,
+            "findings": [asdict(finding) for finding in self.outcome.findings],
+        }
+
+
+def preflight(intentions: Sequence[Intention], *, as_json: bool) -> ExitCode:
+    """Look at all hosts at once; the exit code is that of the worst.
+
+    Raises what kept a single host from being looked at; of several hosts each error stands with its host.
+    """
+    if len(intentions) == 1:
+        (intention,) = intentions
+        with pipeline.host_context(intention.host, ask=ask_yes_no) as ctx:
+            checkups = [Checkup(host=intention.host.name, outcome=_look(ctx, intention))]
+    else:
+        ask = _one_at_a_time(ask_yes_no)
+        with ThreadPoolExecutor(max_workers=HOSTS_AT_ONCE) as pool:
+            checkups = list(pool.map(lambda intention: _checkup(intention, ask), intentions))
+    _show(checkups, as_json=as_json)
+    return max((checkup.exit_code for checkup in checkups), default=ExitCode.OK)
+
+
+def fix(intentions: Sequence[Intention], *, yes: bool, as_json: bool) -> ExitCode:
+    """Clear up on one host after the other: show the plan, ask, do it, and look again.
+
+    Raises RefusedError where nobody is there to confirm, or if a person declines.
+    """
+    documents, codes = [], []
+    for intention in intentions:
+        with pipeline.host_context(intention.host, ask=ask_yes_no) as ctx:
+            document, code = _fix(ctx, intention, yes=yes, as_json=as_json)
+        documents.append(document)
+        codes.append(code)
+    if as_json:
+        whole = {"ok": not any(codes), "hosts": documents} if len(documents) > 1 else documents[0]
+        print(json.dumps({"schema_version": 1, **whole}, indent=1, default=str))
+    return max(codes)
+
+
+def _fix(ctx: Context, intention: Intention, *, yes: bool, as_json: bool) -> tuple[dict[str, Any], ExitCode]:
+    from controller.ui.checkup import print_tidied, print_tidy_plan
+
+    before = _look(ctx, intention)
+    planned = tidy_stage.look(ctx, intention.plan)
+    strangers = not_ours(before.report, planned["actions"])
+    if not as_json or not yes:
+        print_tidy_plan(err_console(), intention.host.name, planned["actions"], strangers)
+    answer: dict[str, Any] = {"done": [], "failed": [], "remaining": []}
+    after = before
+    if planned["actions"]:
+        _confirm(planned["actions"], yes=yes)
+        answer = tidy_stage.run(ctx, intention.plan, planned)
+        after = _look(ctx, intention)
+    checkup = Checkup(host=intention.host.name, outcome=after)
+    if not as_json:
+        if planned["actions"]:
+            print_tidied(out_console(), answer)
+        _show([checkup], as_json=False)
+    document = {
+        **checkup.document(),
+        "actions": planned["actions"],
+        "not_ours": strangers,
+        **{key: answer[key] for key in ("done", "failed", "remaining")},
+    }
+    left = answer["failed"] or answer["remaining"]
+    return document, ExitCode.REFUSED if left else checkup.exit_code
+
+
+def _confirm(actions: Sequence[Any], *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise RefusedError(
+            "there is something to clear up, and nobody is there to confirm",
+            why=f"{len(actions)} actions were shown",
+            fix="add `--yes` to do exactly what was shown",
+            code="confirmation-needed",
+        )
+    if not ask_yes_no("stop and delete this?"):
+        raise RefusedError("declined: nothing was stopped or deleted", code="declined")
+
+
+def _look(ctx: Context, intention: Intention) -> PreflightOutcome:
+    if intention.data is not None:
+        data_stage.run(ctx, intention.data)
+    return pipeline.preflight(ctx, intention)
+
+
+def _checkup(intention: Intention, ask: Callable[[str], bool]) -> Checkup:
+    try:
+        with pipeline.host_context(intention.host, ask=ask) as ctx:
+            return Checkup(host=intention.host.name, outcome=_look(ctx, intention))
+    except CtlError as error:
+        return Checkup(host=intention.host.name, error=error)
+
+
+def _one_at_a_time(ask: Callable[[str], bool]) -> Callable[[str], bool]:
+    """Keep the questions about several hosts' keys from mixing on one terminal."""
+    lock = threading.Lock()
+
+    def asked(question: str) -> bool:
+        with lock:
+            return ask(question)
+
+    return asked
+
+
+def _show(checkups: Sequence[Checkup], *, as_json: bool) -> None:
+    if as_json:
+        documents = [checkup.document() for checkup in checkups]
+        whole = documents[0] if len(documents) == 1 else {"ok": all(d["ok"] for d in documents), "hosts": documents}
+        print(json.dumps({"schema_version": 1, **whole}, indent=1, default=str))
+        return
+    from controller.ui.checkup import print_side_by_side, print_took
+    from controller.ui.errors import print_error
+    from controller.ui.tables import print_findings
+
+    console = out_console()
+    if len(checkups) > 1:
+        found = {checkup.host: checkup.outcome.findings if checkup.outcome else () for checkup in checkups}
+        print_side_by_side(console, found)
+    for checkup in checkups:
+        if checkup.outcome is None:
+            assert checkup.error is not None
+            print_error(checkup.error)
+            continue
+        findings = checkup.outcome.findings
+        if len(checkups) > 1:
+            findings = [finding for finding in findings if finding.level != "ok"]
+        print_findings(console, checkup.host, findings)
+        print_took(console, checkup.outcome.seconds, checkup.outcome.section_seconds)

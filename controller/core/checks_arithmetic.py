@@ -1,0 +1,141 @@
+"""Checks by arithmetic: bytes against disk, the KV cache against GPU memory, and how long it will take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from controller.core.arithmetic import Written, cache_bytes_per_token, duration, written
+from controller.core.checks_gpus import ranks, selected
+from controller.core.finding import Finding, failed, passed, section, size, span, warned
+from remote_payload.host.protocol import Accelerator, Plan
+
+GPU_MEMORY_UTILIZATION = 0.92
+"""Share of a GPU's memory that vLLM takes where the playbook does not say."""
+
+ACTIVATION_SHARE = 0.05
+"""Of a GPU's memory: activations of the profiling step, CUDA graphs off, and what CUDA and NCCL keep themselves."""
+
+HOW = {
+    "all": "counted",
+    "sampled": "sampled",
+    "first": "from its first records",
+    "bound": "at most, by the bytes of the data",
+}
+
+
+def check_arithmetic(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
+    """Say what will be written and how long it takes; judge the KV cache. Disks are judged by `check_disk`."""
+    yield from check_lengths(report, plan)
+    sizes = written(report, plan)
+    if sizes is not None:
+        yield _size_of(sizes, report)
+    yield from _check_cache(report, plan)
+    yield from _check_positions(report, plan)
+    yield from _time(report, plan, sizes)
+
+
+def check_lengths(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
+    """Warn where the lengths of the data are not known, because then neither are bytes and time."""
+    found = section(report, "lengths")
+    if found is None or plan["extract"] is None:
+        return
+    if found["error"]:
+        yield warned(
+            "data-lengths",
+            "the lengths of the data could not be told",
+            why=found["error"],
+            fix="nothing, if there is room for samples of full length; the job counts them before the load",
+        )
+    elif found["lengths"] and not found["lengths"]["samples"]:
+        yield failed(
+            "data-none",
+            "not one record that was looked at gives a sample",
+            why=f"{found['lengths']['looked_at']} records were read",
+            fix='see what a record needs in docs/inputs.md; `over_long = "skip"` drops all that are too long',
+        )
+
+
+def _size_of(sizes: Written, report: Mapping[str, Any]) -> Finding:
+    share = f" ± {sizes.error / sizes.tokens:.0%}" if sizes.error and sizes.tokens else ""
+    disks = (section(report, "disk") or {"paths": []})["paths"]
+    outputs = (section(report, "outputs") or {"outputs": []})["outputs"]
+    free = next((disk["free"] for out in outputs for disk in disks if disk["path"] == out["root"]), None)
+    room = ""
+    if free is not None:
+        left = free - sizes.bytes_at_most
+        room = f" of {size(free)} free, {size(left)} to spare" if left >= 0 else f", {size(free)} are free"
+    return passed(
+        "size",
+        f"{sizes.tokens:,}{share} tokens in {sizes.samples:,} samples ({HOW[sizes.how]}): "
+        f"{size(sizes.bytes)} to write{room}",
+    )
+
+
+def _check_cache(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
+    """Compare what is left of a GPU beside its weights with what one prompt of full length needs."""
+    spec, model, gpus = plan["extract"], section(report, "model"), section(report, "gpus")
+    if spec is None or model is None or gpus is None or plan["host"]["accelerator"] == Accelerator.CPU:
+        return
+    config, engine = model["config"] or {}, spec["engine"]
+    memory = [gpu["memory_total"] for gpu in selected(gpus, plan)][: ranks(plan)]
+    token = cache_bytes_per_token(config, spec, ranks(plan))
+    if token is None or not memory or None in memory or engine.get("cpu_offload_gb"):
+        return
+    length = int(engine.get("max_model_len") or spec["max_seq_len"] + 1)
+    share = float(engine.get("gpu_memory_utilization") or GPU_MEMORY_UTILIZATION)
+    weights = model.get("weight_bytes", model["total_bytes"]) // ranks(plan)
+    room = int(min(memory) * (share - ACTIVATION_SHARE)) - weights
+    if engine.get("kv_cache_memory_bytes"):
+        room = int(engine["kv_cache_memory_bytes"])
+    if room < 0:
+        return  # `model-too-large` or `model-tight` says so
+    if room < token * length:
+        yield failed(
+            "kv-memory",
+            f"a prompt of {length:,} tokens takes {size(token * length)} of KV cache, about {size(room)} are left",
+            why=f"{size(min(memory))} of a GPU x {share:.0%}, less {size(weights)} of weights and its activations",
+            fix=f"set `max_seq_len = {max(1, room // token // 16 * 16)}` in [data], or raise `tensor_parallel_size`",
+        )
+    else:
+        yield passed(
+            "kv-memory",
+            f"about {size(room)} of KV cache on each GPU: {room // token:,} tokens, a prompt has up to {length:,}",
+        )
+
+
+def _check_positions(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
+    spec, model = plan["extract"], section(report, "model")
+    config = (model or {}).get("config") or {}
+    limit = config.get("max_positions")
+    if spec is None or type(limit) is not int or _is_scaled(config.get("rope")):
+        return  # scaled positions reach beyond the configured number, by rules of their own
+    length = int(spec["engine"].get("max_model_len") or spec["max_seq_len"] + 1)
+    if length > limit:
+        yield failed(
+            "max-model-len",
+            f"the model has {limit:,} positions, {length:,} are asked for",
+            why="vLLM refuses a max_model_len (here max_seq_len and one) beyond max_position_embeddings",
+            fix=f"set `max_seq_len = {limit - 1}` in [data] of the playbook",
+        )
+
+
+def _is_scaled(rope: Any) -> bool:
+    if not isinstance(rope, Mapping):
+        return False
+    kind = rope.get("rope_type") or rope.get("type")
+    return kind not in (None, "default") or any(_is_scaled(value) for value in rope.values())
+
+
+def _time(report: Mapping[str, Any], plan: Plan, sizes: Written | None) -> Iterator[Finding]:
+    found = duration(report, plan, sizes.tokens if sizes else None)
+    if found is None:
+        return
+    parts = []
+    if found.load_s is not None:
+        parts.append(f"load {span(found.load_s)} (as run {found.load_from})")
+    if found.extract_s is not None:
+        parts.append(f"extraction {span(found.extract_s)} (at the rate of run {found.extract_from})")
+    if parts:
+        total = (found.load_s or 0.0) + (found.extract_s or 0.0)
+        yield passed("time", f"about {span(total)}: {', '.join(parts)}")

@@ -1,0 +1,37 @@
+"""Clear up what dead runs left on a host: first the plan, then that plan or nothing (`remote_payload.host.tidy`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from controller.stages.base import CALL_TIMEOUT_S, Context
+from remote_payload.host.protocol import Plan
+
+ACTION_TIMEOUT_S = 90.0
+"""For one action: a grace of 10 s, the kill, draining the log, and the driver that frees the memory."""
+
+
+def look(ctx: Context, plan: Plan) -> dict[str, Any]:
+    """Return {"actions", "digest", ...} of what could be cleared up; nothing is changed. Raises RemoteFailed."""
+    return ctx.call_json("tidy", _request(plan, None), timeout=CALL_TIMEOUT_S)
+
+
+def run(ctx: Context, plan: Plan, planned: Mapping[str, Any]) -> dict[str, Any]:
+    """Do what `look` returned; the answer has "done", "failed" and, looked for anew, "remaining".
+
+    Raises RemoteFailed (code `tidy-changed`) if it is no longer what was shown; nothing is done then.
+    """
+    actions: Sequence[Any] = planned["actions"]
+    timeout = CALL_TIMEOUT_S + ACTION_TIMEOUT_S * len(actions)
+    return ctx.call_json("tidy", _request(plan, planned["digest"]), timeout=timeout)
+
+
+def _request(plan: Plan, confirmed: str | None) -> dict[str, Any]:
+    host = plan["host"]
+    return {
+        "workdir": host["workdir"],
+        "lease_dir": host["lease_dir"],
+        "outputs": plan["job"]["outputs"],
+        "confirmed": confirmed,
+    }

@@ -1,0 +1,176 @@
+"""The model folder and the data set: whole, damaged and absent."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.probing import quiet
+
+from remote_payload.host.probe_data import probe_data
+from remote_payload.host.probe_model import probe_model
+
+
+def safetensors(tensors: int = 2, size: int = 100) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    for number in range(tensors):
+        header[f"t{number}"] = {"dtype": "U8", "shape": [size], "data_offsets": [number * size, (number + 1) * size]}
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(tensors * size)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A checkpoint in the layout of Kimi-K2.5: the text model's sizes are nested, two shards and an index."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    text = {"num_hidden_layers": 61, "hidden_size": 7168, "dtype": "bfloat16",
+            "num_attention_heads": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+            "max_position_embeddings": 262144,
+            "quantization_config": {"quant_method": "compressed-tensors"}}  # fmt: skip
+    config = {"model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"], "text_config": text}
+    (folder / "config.json").write_text(json.dumps(config))
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    for name in names:
+        (folder / name).write_bytes(safetensors())
+    weights = {"weight_map": {"t0": names[0], "t1": names[1]}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(weights))
+    (folder / "tokenizer_config.json").write_text("{}")
+    return folder
+
+
+class TestModel:
+    def test_a_whole_checkpoint(self, model: Path) -> None:
+        found = probe_model(quiet, str(model))
+        assert found["config"] == {
+            "error": None, "model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"],
+            "num_hidden_layers": 61, "hidden_size": 7168, "dtype": "bfloat16", "quantization": "compressed-tensors",
+            "attention_heads": 64, "kv_heads": None, "head_dim": None, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+            "max_positions": 262144, "rope": None,
+        }  # fmt: skip
+        assert found["shards"] == {
+            "index": True, "error": None, "files": 2, "missing": [], "empty": [], "truncated": [], "absent": [],
+        }  # fmt: skip
+        assert found["tokenizer"] == ["tokenizer_config.json"]
+        assert found["total_bytes"] == sum(path.stat().st_size for path in model.iterdir())
+
+    @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "cut header", "no header", "garbage", "dangling"])
+    def test_a_damaged_shard_is_named(self, model: Path, damage: str) -> None:
+        shard = model / "model-00002-of-00002.safetensors"
+        whole = shard.read_bytes()
+        if damage in ("missing", "dangling"):
+            shard.unlink()
+        if damage == "dangling":  # as in a hub cache whose download was interrupted
+            shard.symlink_to("../blobs/none")
+        content = {
+            "empty": b"", "cut": whole[:-1], "cut header": whole[:40], "no header": whole[:5],
+            "garbage": struct.pack("<Q", 4) + b"\xff\xfe{}" + whole,
+        }.get(damage)  # fmt: skip
+        if content is not None:
+            shard.write_bytes(content)
+        shards = probe_model(quiet, str(model))["shards"]
+        if damage in ("missing", "dangling"):
+            assert shards["missing"] == [shard.name]
+        elif damage == "empty":
+            assert shards["empty"] == [shard.name]
+        else:
+            assert [item["file"] for item in shards["truncated"]] == [shard.name]
+
+    def test_a_header_that_contradicts_itself(self, model: Path) -> None:
+        header = {"t": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 20]}}
+        text = json.dumps(header).encode()
+        (model / "model-00002-of-00002.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(20))
+        (found,) = probe_model(quiet, str(model))["shards"]["truncated"]
+        assert found["why"] == "its header contradicts itself at t"
+
+    def test_a_tensor_that_only_the_index_knows(self, model: Path) -> None:
+        index = model / "model.safetensors.index.json"
+        weights = json.loads(index.read_text())
+        weights["weight_map"]["lm_head.weight"] = "model-00001-of-00002.safetensors"
+        index.write_text(json.dumps(weights))
+        assert probe_model(quiet, str(model))["shards"]["absent"] == ["lm_head.weight"]
+
+    def test_code_that_the_configuration_wants_run(self, model: Path) -> None:
+        config = json.loads((model / "config.json").read_text())
+        config["auto_map"] = {
+            "AutoConfig": "configuration_kimi.KimiConfig",
+            "AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None],
+            "AutoModel": "somebody/model--modeling_other.Model",
+        }
+        (model / "config.json").write_text(json.dumps(config))
+        (model / "configuration_kimi.py").write_text("")
+        assert probe_model(quiet, str(model))["remote_code"] == {
+            "files": ["configuration_kimi.py", "tokenization_kimi.py"], "missing": ["tokenization_kimi.py"],
+        }  # fmt: skip
+
+    def test_no_index_no_config_no_model(self, model: Path, tmp_path: Path) -> None:
+        (model / "model.safetensors.index.json").write_text("{}")
+        assert "weight_map" in probe_model(quiet, str(model))["shards"]["error"]
+        (model / "model.safetensors.index.json").unlink()
+        assert probe_model(quiet, str(model))["shards"]["files"] == 2
+        (model / "config.json").write_text("{")
+        assert probe_model(quiet, str(model))["config"]["error"]
+        assert probe_model(quiet, str(tmp_path / "none"))["exists"] is False
+
+
+class TestData:
+    @pytest.mark.parametrize(
+        ("content", "kind", "lines"),
+        [
+            (b'{"input_ids": [1, 2]}\n{"input_ids": [3]}\n', "tokens", 2),
+            (b'\n\n{"messages": []}', "chat", 3),
+            (b'{"conversations": [{"from": "human", "value": "hi"}]}\n', "chat", 1),
+            (b'{"text": "hi"}\n', "unknown", 1),
+            (b"\x00\xff not json\n", "unknown", 1),
+            (b"", "unknown", 0),
+        ],
+    )
+    def test_kind_and_lines(self, tmp_path: Path, content: bytes, kind: str, lines: int) -> None:
+        path = tmp_path / "data.jsonl"
+        path.write_bytes(content)
+        found = probe_data(quiet, str(path))
+        assert (found["kind"], found["lines"], found["counted"]) == (kind, lines, True)
+        assert found["bytes"] == len(content)
+
+    @pytest.mark.parametrize(
+        ("content", "container", "kind"),
+        [
+            (b"[1, 2, 3]\n", "json", "unknown"),
+            (b'\xef\xbb\xbf[\n {"messages": []},\n {', "json", "chat"),
+            (b"PAR1 cut off", "parquet", "unknown"),
+            (b"PAR1 columns: input_ids, loss_mask" + (33).to_bytes(4, "little") + b"PAR1", "parquet", "tokens"),
+        ],
+    )
+    def test_what_is_not_of_lines_is_told_by_its_contents(
+        self, tmp_path: Path, content: bytes, container: str, kind: str
+    ) -> None:
+        path = tmp_path / "data.jsonl"
+        path.write_bytes(content)
+        found = probe_data(quiet, str(path))
+        assert (found["container"], found["kind"], found["lines"]) == (container, kind, None)
+
+    def test_a_folder_of_datasets_names_its_columns(self, tmp_path: Path) -> None:
+        (tmp_path / "state.json").write_text("{}")
+        features = {"features": {"input_ids": {}, "loss_mask": {}}}
+        (tmp_path / "dataset_info.json").write_text(json.dumps(features))
+        found = probe_data(quiet, str(tmp_path))
+        assert (found["container"], found["kind"]) == ("arrow", "tokens")
+        (tmp_path / "state.json").unlink()
+        assert probe_data(quiet, str(tmp_path))["container"] == ""
+
+    def test_a_large_file_is_estimated(self, tmp_path: Path) -> None:
+        path = tmp_path / "data.jsonl"
+        line = b'{"input_ids": [1]}' + b" " * 2029 + b"\n"  # 2 KiB
+        with path.open("wb") as file:
+            file.write(line * (1 << 14))
+            file.truncate(1 << 29)
+        found = probe_data(quiet, str(path))
+        assert found["counted"] is False
+        assert found["lines"] == pytest.approx((1 << 29) / 2048, rel=0.05)
+
+    def test_absent_and_folder(self, tmp_path: Path) -> None:
+        assert probe_data(quiet, str(tmp_path / "none"))["exists"] is False
+        assert probe_data(quiet, str(tmp_path))["lines"] is None
