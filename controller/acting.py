@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from controller import completion
 from controller.app import command
-from controller.core.errors import ExitCode
+from controller.core.errors import ExitCode, UsageError
 from controller.options import (
     AdoptOption,
     AllowOption,
@@ -15,6 +17,8 @@ from controller.options import (
     CaptureOption,
     ConventionOption,
     DataOption,
+    DetachOption,
+    DryRunOption,
     FormatOption,
     HostOption,
     JsonOption,
@@ -24,8 +28,10 @@ from controller.options import (
     OutputOption,
     PlaybookOption,
     ProgressOption,
+    QuietOption,
     RehearseOption,
     RunArgument,
+    RunsArgument,
     SamplesOption,
     ShardOption,
     StaleOption,
@@ -34,10 +40,20 @@ from controller.options import (
     WaitOption,
     YesOption,
     make_overrides,
+    view_mode,
 )
 
 
-@command("extract", panel="Run", epilog="Example: ctl extract --host 10.1.230.174 --playbook eagle3-kimi-k2.5")
+@command(
+    "extract",
+    panel="Run",
+    examples=(
+        "ctl extract --host gpu1",
+        "ctl extract --host gpu1 --playbook eagle3-kimi-k2.5 --max-samples 100 --stale clear",
+        "ctl extract --host gpu1 --dry-run          (=server: look at the host too)",
+        "ctl extract --host gpu1 --yes --detach --json",
+    ),
+)
 def extract(
     host: HostOption = None,
     playbook: PlaybookOption = None,
@@ -58,15 +74,18 @@ def extract(
     allow: AllowOption = None,
     yes: YesOption = False,
     wait: WaitOption = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Same as `ctl plan`.")] = False,
+    detach: DetachOption = False,
+    dry_run: DryRunOption = False,
+    dry_run_server: Annotated[bool, typer.Option("--dry-run-server", hidden=True)] = False,
     progress: ProgressOption = "auto",
     as_json: JsonOption = False,
+    quiet: QuietOption = 0,
     verbose: VerboseOption = False,
 ) -> ExitCode:
     """Check a host, push the payload, launch an extraction, watch it, and bring its summary back."""
     from controller import commands
 
+    view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
     overrides = make_overrides(
         stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture, data=data,
         data_kind=data_kind, output_format=output_format, store_dtype=store_dtype, boundaries=boundaries,
@@ -76,10 +95,21 @@ def extract(
     if dry_run:
         commands.show_plan(intention, as_json=as_json)
         return ExitCode.OK
-    return commands.launch_and_watch(intention, yes=yes, detach=detach, progress=progress, as_json=as_json)
+    if dry_run_server:
+        from controller import checkup
+
+        return checkup.preflight([intention], as_json=as_json)
+    return commands.launch_and_watch(intention, yes=yes, detach=detach, progress=view, as_json=as_json)
 
 
-@command("convert", panel="Run", epilog="Example: ctl convert --last --to specforge")
+@command(
+    "convert",
+    panel="Run",
+    examples=(
+        "ctl convert --last --to specforge",
+        "ctl convert 2562e8 --to modelopt --output /data/out/modelopt --dry-run",
+    ),
+)
 def convert(
     to: Annotated[str, typer.Option("--to", help="speculators, speculators-0.3, specforge or modelopt.")],
     run_id: RunArgument = None,
@@ -89,60 +119,131 @@ def convert(
     stale: Annotated[str, typer.Option("--stale", help="Files in the output: fail, clear or quarantine.")] = "fail",
     adopt: AdoptOption = False,
     yes: YesOption = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")] = False,
+    detach: DetachOption = False,
+    dry_run: DryRunOption = False,
     progress: ProgressOption = "auto",
     as_json: JsonOption = False,
+    quiet: QuietOption = 0,
     verbose: VerboseOption = False,
 ) -> ExitCode:
     """Write a run's samples anew in another trainer's format, on the host; refused where something would be lost."""
     from controller import commands
 
+    view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
     intention = commands.plan_convert(None if last else run_id, host, to=to, output=output, stale=stale, adopt=adopt)
-    return commands.launch_and_watch(intention, yes=yes, detach=detach, progress=progress, as_json=as_json)
+    if dry_run:
+        commands.show_plan(intention, as_json=as_json)
+        return ExitCode.OK
+    return commands.launch_and_watch(intention, yes=yes, detach=detach, progress=view, as_json=as_json)
+
+
+class RunCommand(TyperCommand):
+    """`ctl run [PLAYBOOK] [OPTIONS] [-- WORD...]`: what stands after the first `--` is never parsed here.
+
+    `ctx` is click's context, which newer typers bring along under a private name.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = list(args)
+        cut = words.index("--") if "--" in words else len(words)
+        ctx.meta[AFTER_DASHES] = words[cut + 1 :]
+        return super().parse_args(ctx, words[:cut])
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- WORD...]"]
+
+
+AFTER_DASHES = "ctl.after-dashes"
+"""Key of the click context: the words after `--`, as they are."""
 
 
 @command(
     "run",
     panel="Run",
-    epilog="Example: ctl run --host gpu1 -- python train.py --epochs 3",
-    context_settings={"ignore_unknown_options": True},
+    examples=(
+        "ctl run --host gpu1 -- nvidia-smi",
+        "ctl run --host gpu1 --name train --detach -- python train.py --epochs 3",
+        "ctl run speculators-train --host gpu1 -- --epochs 3",
+    ),
+    cls=RunCommand,
 )
 def run(
-    argv: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")],
+    context: typer.Context,
+    playbook: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PLAYBOOK]",
+            help='A playbook of kind "command"; the words after `--` are then added to its own. Without one they are '
+            "the command.",
+            autocompletion=completion.playbooks,
+        ),
+    ] = None,
     host: HostOption = None,
     name: Annotated[str | None, typer.Option("--name", help="What to call the run; default: the command.")] = None,
     cwd: Annotated[
         str | None, typer.Option("--cwd", help="Folder on the host to run in; default: its workdir.")
     ] = None,
+    tracebacks: Annotated[
+        bool, typer.Option("--tracebacks", help="Hook every Python process of it: whole tracebacks, with ranks.")
+    ] = False,
+    stale: StaleOption = None,
+    adopt: AdoptOption = False,
+    allow: AllowOption = None,
+    yes: YesOption = False,
     wait: WaitOption = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")] = False,
+    detach: DetachOption = False,
+    dry_run: DryRunOption = False,
     progress: ProgressOption = "auto",
     as_json: JsonOption = False,
+    quiet: QuietOption = 0,
     verbose: VerboseOption = False,
 ) -> ExitCode:
-    """Run any command on a host under the same care: lease, supervision, exact logs, a clean end."""
-    from controller import commands
+    """Run a command playbook, or any command, under the same care: lease, supervision, exact logs, a clean end."""
+    from controller import commands, commandverbs
 
-    intention = commands.plan_command(host, argv, name=name, cwd=cwd, wait=wait)
-    return commands.launch_and_watch(intention, yes=True, detach=detach, progress=progress, as_json=as_json)
+    view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
+    words = list(context.meta[AFTER_DASHES])
+    if playbook is None:
+        for flag, given in (("--stale", stale), ("--adopt", adopt)):
+            if given:
+                raise UsageError(f"`{flag}` is for a playbook's outputs", fix="a one-off command owns none")
+        intention = commandverbs.plan_command(host, words, name=name, cwd=cwd, wait=wait, tracebacks=tracebacks)
+    else:
+        for flag, value in (("--name", name), ("--cwd", cwd), ("--tracebacks", tracebacks)):
+            if value:
+                raise UsageError(f"`{flag}` is for a command without a playbook", fix="set it in the playbook")
+        intention = commandverbs.plan_command_playbook(
+            host, playbook, words, stale=stale, adopt=adopt, allow=allow or (), wait=wait
+        )
+    if dry_run:
+        commands.show_plan(intention, as_json=as_json)
+        return ExitCode.OK
+    return commands.launch_and_watch(intention, yes=yes, detach=detach, progress=view, as_json=as_json)
 
 
-@command("attach", panel="Run", epilog="Example: ctl attach --last")
+@command(
+    "attach",
+    panel="Run",
+    examples=("ctl attach --last", "ctl attach 2562e8 --host gpu1      (a run that was launched elsewhere)"),
+)
 def attach(
-    run_id: RunArgument = None,
+    run_ids: RunsArgument = None,
     last: LastOption = False,
     host: HostOption = None,
     progress: ProgressOption = "auto",
     as_json: JsonOption = False,
+    quiet: QuietOption = 0,
     verbose: VerboseOption = False,
 ) -> ExitCode:
-    """Watch a run that is under way, from this or another workstation; what was missed is caught up."""
+    """Watch a run that is under way, or several; what was missed is caught up."""
     from controller import commands
 
-    return commands.attach(None if last else run_id, host, progress=progress, as_json=as_json)
+    view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
+    wanted = [None] if last or not run_ids else list(dict.fromkeys(run_ids))
+    return commands.attach(wanted, host, progress=view, as_json=as_json)
 
 
-@command("stop", panel="Run", epilog="Example: ctl stop --last")
+@command("stop", panel="Run", examples=("ctl stop --last", "ctl stop 2562e8 --grace 120"))
 def stop(
     run_id: RunArgument = None,
     last: LastOption = False,
@@ -155,3 +256,31 @@ def stop(
     from controller import commands
 
     return commands.stop(None if last else run_id, host, grace_s=grace, as_json=as_json)
+
+
+@command(
+    "clear",
+    panel="Run",
+    examples=(
+        "ctl clear --host gpu1                     (the output folder of the host's playbook)",
+        "ctl clear --host gpu1 /data/out/kimi --dry-run",
+        "ctl clear --host gpu1 --playbook eagle3-kimi-k2.5 --yes --json",
+    ),
+)
+def clear(
+    path: Annotated[
+        str | None, typer.Argument(metavar="[PATH]", help="The folder on the host; default: the playbook's output.")
+    ] = None,
+    host: HostOption = None,
+    playbook: PlaybookOption = None,
+    yes: YesOption = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what the folder holds, and delete nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Empty an output folder: show what it holds, ask, delete exactly that, and look again."""
+    from controller import clearing
+
+    return clearing.clear(path, host, playbook, yes=yes, dry_run=dry_run, as_json=as_json)

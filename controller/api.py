@@ -1,42 +1,79 @@
-"""What scripts and notebooks call; the same pipeline as the command line, without a screen."""
+"""What scripts and notebooks call: the pipeline of the command line, with the same arguments, typed.
+
+Nothing here needs or starts an event loop, so it works inside a running one; calls block, and threads may make
+several at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from controller import pipeline
 from controller.core.errors import RefusedError
 from controller.core.intention import describe
 from controller.core.model import Overrides
+from controller.documents import Findings, Plan
+from controller.payload import load_payload
 from controller.run import Run, Sink
+from controller.stages import data as data_stage
 from controller.workspace import load_workspace
 from remote_payload.host.protocol import OwnedOutput
+
+Stale = Literal["fail", "clear", "quarantine", "resume"]
+Kind = Literal["auto", "tokens", "chat"]
+Format = Literal["speculators", "speculators-0.3", "specforge", "modelopt"]
+StoreDtype = Literal["auto", "bfloat16", "float16", "float32", "fp8"]
+Capture = Literal["auto", "hooks", "native"]
+Rehearse = Literal["auto", "always", "never"]
+Boundaries = Literal["eagle3"] | Sequence[int]
+Display = Literal["auto", "none"]
 
 
 def extract(
     *,
     host: str | None = None,
     playbook: str | None = None,
-    stale: str | None = None,
+    stale: Stale | None = None,
     adopt: bool = False,
     max_samples: int | None = None,
     output: str | None = None,
-    capture: str | None = None,
+    capture: Capture | None = None,
+    data: str | None = None,
+    data_kind: Kind | None = None,
+    format: Format | None = None,  # noqa: A002 - the option's name
+    store_dtype: StoreDtype | None = None,
+    boundaries: Boundaries | None = None,
+    layer_convention: str | None = None,
+    shard: tuple[int, int] | None = None,
     canary: bool = True,
-    rehearse: str | None = None,
+    rehearse: Rehearse | None = None,
+    allow: Sequence[str] = (),
     yes: bool = False,
+    wait: bool = False,
+    display: Display = "auto",
     sinks: Sequence[Sink] = (),
 ) -> Run:
-    """Check the host, launch an extraction, and return its handle once the host has confirmed that it holds it.
+    """Check the host, launch an extraction, and return its handle as soon as the host has confirmed that it holds it.
 
-    Configuration is found as the command line finds it, from the current folder. `yes` stands for the confirmation
-    of what `stale="clear"` or "quarantine" will delete or move. The connection stays open in the handle: close it,
-    or use it as a context manager.
+    That takes seconds, not the hours of the run: `Run.wait` follows it, in a notebook with a live display unless
+    `display` is "none". Whatever may refuse a run refuses it here. The arguments are those of `ctl extract`; None
+    leaves the playbook's own value, and configuration is found from the current folder, as the command line does.
 
-    Raises ConfigError, ConnectionFailed, RefusedError (with the findings in `data`), RemoteFailed, LaunchUnknown.
+    `yes` stands for the confirmation of what `stale="clear"` or "quarantine" will delete or move. `shard` is (number
+    from 1, of how many). `allow` are codes of findings to start in spite of. With `wait` the run queues on the host
+    while another holds it. `sinks` get every event and byte of log while somebody waits. The connection stays open
+    in the handle: close it, or use it as a context manager.
+
+    Raises ConfigError, UsageError, ConnectionFailed, RefusedError (with the findings in `data`), RemoteFailed,
+    LaunchUnknown.
     """
-    intention = _intend(host, playbook, stale, adopt, max_samples, output, capture, canary, rehearse)
+    overrides = _overrides(
+        stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture, data=data,
+        data_kind=data_kind, format=format, store_dtype=store_dtype, boundaries=boundaries,
+        layer_convention=layer_convention, shard=shard, canary=canary, rehearse=rehearse,
+    )  # fmt: skip
+    intention = pipeline.plan_extract(load_workspace(), host, playbook, overrides, allow=_codes(allow), wait=wait)
 
     def confirm(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mapping[str, Any]]) -> bool:
         if not yes:
@@ -48,47 +85,95 @@ def extract(
             )
         return True
 
-    return pipeline.launch(intention, sinks=sinks, confirm=confirm)
+    return _shown(pipeline.launch(intention, sinks=sinks, confirm=confirm), display)
 
 
 def plan(
     *,
     host: str | None = None,
     playbook: str | None = None,
-    stale: str | None = None,
+    stale: Stale | None = None,
     adopt: bool = False,
     max_samples: int | None = None,
     output: str | None = None,
-    capture: str | None = None,
+    capture: Capture | None = None,
+    data: str | None = None,
+    data_kind: Kind | None = None,
+    format: Format | None = None,  # noqa: A002 - the option's name
+    store_dtype: StoreDtype | None = None,
+    boundaries: Boundaries | None = None,
+    layer_convention: str | None = None,
+    shard: tuple[int, int] | None = None,
     canary: bool = True,
-    rehearse: str | None = None,
-) -> dict[str, Any]:
-    """Return what `extract` would do, without connecting; the document of `ctl plan --json`."""
-    intention = _intend(host, playbook, stale, adopt, max_samples, output, capture, canary, rehearse)
-    return describe(intention.plan, intention.playbook)
+    rehearse: Rehearse | None = None,
+) -> Plan:
+    """Return what `extract` would do, without connecting: the document of `ctl plan --json`.
+
+    Raises ConfigError, UsageError.
+    """
+    overrides = _overrides(
+        stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture, data=data,
+        data_kind=data_kind, format=format, store_dtype=store_dtype, boundaries=boundaries,
+        layer_convention=layer_convention, shard=shard, canary=canary, rehearse=rehearse,
+    )  # fmt: skip
+    intention = pipeline.plan_extract(load_workspace(), host, playbook, overrides)
+    payload = load_payload()
+    return Plan(
+        describe(intention.plan, intention.extraction, payload_files=len(payload.files), payload_bytes=payload.size)
+    )
 
 
-def attach(run_id: str | None = None, *, host: str | None = None, sinks: Sequence[Sink] = ()) -> Run:
-    """Return the handle of an existing run; None is the last one launched from here.
+def preflight(
+    *,
+    host: str | None = None,
+    playbook: str | None = None,
+    stale: Stale | None = None,
+    adopt: bool = False,
+    output: str | None = None,
+    data: str | None = None,
+    allow: Sequence[str] = (),
+) -> Findings:
+    """Look at a host and say whether the extraction can run there; nothing is changed but what is pushed.
+
+    A failed check is not raised: see `Findings.ok` and `Findings.check`. Raises ConfigError, UsageError,
+    ConnectionFailed, RemoteFailed.
+    """
+    overrides = Overrides(stale=stale, adopt=adopt, output=output, data=data)
+    intention = pipeline.plan_extract(load_workspace(), host, playbook, overrides, allow=_codes(allow))
+    with pipeline.host_context(intention.host, ask=None) as ctx:
+        if intention.data is not None:
+            data_stage.run(ctx, intention.data)
+        return Findings(intention.host.name, pipeline.preflight(ctx, intention).findings)
+
+
+def attach(
+    run_id: str | None = None, *, host: str | None = None, display: Display = "auto", sinks: Sequence[Sink] = ()
+) -> Run:
+    """Return the handle of an existing run, by its id or a part of it; None is the last one launched from here.
 
     `host` is needed for a run that was launched from elsewhere. Raises UsageError, ConfigError.
     """
-    return pipeline.open_run(load_workspace(), run_id, host, sinks=sinks)
+    return _shown(pipeline.open_run(load_workspace(), run_id, host, sinks=sinks), display)
 
 
-def _intend(
-    host: str | None,
-    playbook: str | None,
-    stale: str | None,
-    adopt: bool,
-    max_samples: int | None,
-    output: str | None,
-    capture: str | None,
-    canary: bool,
-    rehearse: str | None,
-) -> pipeline.Intention:
-    overrides = Overrides(
-        stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture,
-        canary=None if canary else False, rehearse=rehearse,
-    )  # fmt: skip
-    return pipeline.plan_extract(load_workspace(), host, playbook, overrides)
+def _shown(run: Run, display: Display) -> Run:
+    """Have the run show itself where it is waited for, if that is a notebook."""
+    if display == "auto":
+        run.show_with(_screen)
+    return run
+
+
+def _screen(run: Run) -> Any:
+    from controller.ui.notebook_live import NotebookView, in_notebook
+
+    return NotebookView(run.id, run.host) if in_notebook() else None
+
+
+def _codes(allow: Sequence[str]) -> Sequence[str]:
+    """A single code may be given as it is: a string is a sequence of letters."""
+    return [allow] if isinstance(allow, str) else allow
+
+
+def _overrides(*, boundaries: Boundaries | None, canary: bool, **values: Any) -> Overrides:
+    layers = boundaries if boundaries is None or isinstance(boundaries, str) else list(boundaries)
+    return Overrides(boundaries=layers, canary=None if canary else False, **values)

@@ -2,87 +2,247 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ParamSpec
 
 import typer
+from typer.core import TyperGroup
 
-from controller.core.errors import CtlError, ExitCode
+from controller.core.errors import CtlError, ExitCode, Interrupted, UsageError
+from controller.core.suggest import did_you_mean
+from controller.localdisk import disk_error
 
 P = ParamSpec("P")
 
+_ParseError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assignment]
+"""What the parser raises for a command line that it cannot read; typer exports only this child of it."""
+
+SILENT = 2
+"""From this many `-q` on, stdout stays empty too: the exit code says it all."""
+
+
+SPELLINGS = {"--dry-run=client": "--dry-run", "--dry-run=server": "--dry-run-server"}
+"""A flag that may have a value is beyond the parser, so each value is an option of its own to it."""
+
+
+class Verbs(TyperGroup):
+    """A group that answers an unknown verb with the nearest one, in the form of every other error."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            shown = [word for word, each in self.commands.items() if not each.hidden]
+            raise UsageError(
+                f"`{ctx.command_path}` has no verb `{name}`", fix=did_you_mean(name, shown, kind="verbs")
+            )
+        return super().resolve_command(ctx, args)
+
+
+def help_text(summary: str, examples: Sequence[str]) -> str:
+    """Return a command's help: one sentence, then its examples, before the parser's list of options."""
+    if not examples:
+        return summary.strip()
+    # A bracket would be markup to rich, which draws the page.
+    lines = "\n".join(f"  {example}" for example in examples).replace("[", "\\[")
+    return "\n\n".join([summary.strip(), f"Examples:\n{lines}"])
+
+
 app = typer.Typer(
     name="ctl",
-    help="Operate long GPU extractions of hidden states on hosts you reach by SSH.",
+    cls=Verbs,
+    help=help_text(
+        "Operate long GPU extractions of hidden states on hosts you reach by SSH.",
+        (
+            "ctl init                        write hosts.toml and a playbook by four questions",
+            "ctl preflight --host gpu1       look whether an extraction could run",
+            "ctl extract --host gpu1         launch it and watch; Ctrl-C leaves it running",
+            "ctl attach --last               watch it again",
+            "ctl help exit-codes             what belongs to no single verb",
+        ),
+    ),
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
+config_app = typer.Typer(cls=Verbs, help="Look at the configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config", rich_help_panel="Look")
-ledger_app = typer.Typer(help="Work with the ledgers of runs.", no_args_is_help=True)
+# A bare `ctl hosts` lists; every further verb of the group registers from a module of its own.
+hosts_app = typer.Typer(
+    cls=Verbs,
+    help=help_text(
+        "List the hosts of the configuration, or act on one.",
+        ("ctl hosts", "ctl hosts add gpu1 --address root@10.1.230.174", "ctl hosts test gpu1"),
+    ),
+    invoke_without_command=True,
+)
+app.add_typer(hosts_app, name="hosts", rich_help_panel="Set up")
+ledger_app = typer.Typer(cls=Verbs, help="Work with the ledgers of runs.", no_args_is_help=True)
 app.add_typer(ledger_app, name="ledger", rich_help_panel="Look")
 
 
 def command(
-    name: str, *, panel: str, epilog: str = "", **settings: Any
+    name: str, *, panel: str, examples: Sequence[str] = (), **settings: Any
 ) -> Callable[[Callable[P, ExitCode | None]], Callable[P, None]]:
     """Register a command whose exceptions are mapped to a message and an exit code here, and nowhere else."""
+    return _registered(app, name, examples, rich_help_panel=panel, **settings)
 
+
+def subcommand(
+    group: typer.Typer, name: str, *, examples: Sequence[str] = (), **settings: Any
+) -> Callable[[Callable[P, ExitCode | None]], Callable[P, None]]:
+    """Register a command of a group, as `command` does."""
+    return _registered(group, name, examples, **settings)
+
+
+def _registered(
+    group: typer.Typer, name: str, examples: Sequence[str], **settings: Any
+) -> Callable[[Callable[P, ExitCode | None]], Callable[P, None]]:
     def register(body: Callable[P, ExitCode | None]) -> Callable[P, None]:
-        return app.command(name, rich_help_panel=panel, epilog=epilog, **settings)(guarded(body))
+        text = help_text(body.__doc__ or "", examples)
+        return group.command(name, help=text, **settings)(guarded(body))
 
     return register
+
+
+def verbs() -> list[str]:
+    """Return the names of all verbs and groups that are shown."""
+    group: Any = typer.main.get_command(app)
+    return [name for name, each in group.commands.items() if not each.hidden]
 
 
 def guarded(body: Callable[P, ExitCode | None]) -> Callable[P, None]:
     @functools.wraps(body)
     def mapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        raise typer.Exit(_mapped(body, *args, **kwargs))
+        with contextlib.ExitStack() as stack:
+            # Together with --json it is a contradiction, which the verb itself refuses, as a document.
+            if int(kwargs.get("quiet") or 0) >= SILENT and not kwargs.get("as_json"):  # type: ignore[call-overload]
+                sink = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+                stack.enter_context(contextlib.redirect_stdout(sink))
+            code = _mapped(
+                lambda: body(*args, **kwargs),
+                as_json=bool(kwargs.get("as_json")),
+                verbose=bool(kwargs.get("verbose")),
+            )
+        raise typer.Exit(code)
 
     return mapped
 
 
-def _mapped(body: Callable[P, ExitCode | None], *args: P.args, **kwargs: P.kwargs) -> int:
-    as_json, verbose = bool(kwargs.get("as_json")), bool(kwargs.get("verbose"))
+def run(words: Sequence[str] | None = None) -> int:
+    """Parse a command line, run its verb, and return the exit code."""
+    given = list(sys.argv[1:] if words is None else words)
+    end = given.index("--") if "--" in given else len(given)
+    ours = [SPELLINGS.get(word, word) for word in given[:end]]
+    # What could not be parsed has no parameters yet, so the two flags that shape an error are looked for by name.
+    return _mapped(
+        lambda: _parsed(ours + given[end:]),
+        as_json="--json" in ours,
+        verbose=bool({"-v", "--verbose"} & set(ours)),
+    )
+
+
+def _parsed(words: list[str]) -> int:
     try:
-        return int(body(*args, **kwargs) or ExitCode.OK)
+        return int(app(words, prog_name="ctl", standalone_mode=False) or ExitCode.OK)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except _ParseError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error)
+            return int(ExitCode.USAGE)
+        raise _parse_error(error) from None
+
+
+def _parse_error(error: Any) -> UsageError:
+    """Turn what the parser says into the form of every other error."""
+    path = error.ctx.command_path if error.ctx else "ctl"
+    option = getattr(error, "option_name", None)
+    if option is not None and option.startswith("-") and hasattr(error, "possibilities"):
+        known = [name for each in error.ctx.command.params for name in each.opts if name.startswith("--")]
+        return UsageError(
+            f"`{path}` has no option `{option}`", fix=did_you_mean(option, known, kind=f"options of `{path}`")
+        )
+    message = str(error.format_message()).rstrip(".").replace("'", "`")
+    return UsageError(message[:1].lower() + message[1:], fix=f"see `{path} --help`")
+
+
+def _mapped(body: Callable[[], int | None], *, as_json: bool, verbose: bool) -> int:
+    try:
+        code = int(body() or ExitCode.OK)
+        sys.stdout.flush()  # a full disk behind `>` is an error of the command, not of Python's own end
+        return code
+    except typer.Exit:
+        raise
     except CtlError as error:
         if verbose:
             traceback.print_exc()
         _show_error(error, as_json=as_json)
         return int(error.exit_code)
     except KeyboardInterrupt:
-        print("interrupted: nothing was launched", file=sys.stderr)
+        _show_error(Interrupted("interrupted", why="a run that its host has confirmed goes on"), as_json=as_json)
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # The reader of stdout went away (`ctl logs | head`): not an error, and nothing can be written any more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()
         return int(ExitCode.OK)
+    except OSError as error:
+        known = disk_error(error)
+        if known is None:
+            return _unexpected(error, as_json=as_json, verbose=verbose)
+        if verbose:
+            traceback.print_exc()
+        _show_error(known, as_json=as_json)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _give_up_stdout()
+        return int(known.exit_code)
     except Exception as error:  # noqa: BLE001 - the last resort, and it reports everything
-        traceback.print_exc()
-        _show_error(
-            CtlError(
-                f"unexpected {type(error).__name__}: {error}",
-                why="this is a defect of ctl; a run that was launched goes on",
-                fix="please report the traceback above with the output of `ctl --version`",
-            ),
-            as_json=as_json,
-        )
-        return int(ExitCode.UNEXPECTED)
+        return _unexpected(error, as_json=as_json, verbose=verbose)
+
+
+def _unexpected(error: Exception, *, as_json: bool, verbose: bool) -> int:
+    if verbose:
+        traceback.print_exception(error)
+    _show_error(_defect(error), as_json=as_json)
+    return int(ExitCode.UNEXPECTED)
+
+
+def _give_up_stdout() -> None:
+    """Let what is still buffered go nowhere: Python flushes at its end, and would fail and complain once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _defect(error: Exception) -> CtlError:
+    """Keep the traceback in a file, and say where: a screen of frames helps nobody but who mends it."""
+    from controller.defects import keep
+
+    kept = keep(error)
+    if isinstance(kept, OSError):
+        traceback.print_exception(error)
+    return CtlError(
+        f"unexpected {type(error).__name__}: {error}",
+        why="this is a defect of ctl; a run that was launched goes on",
+        fix=f"please report {'the traceback above' if isinstance(kept, OSError) else kept}",
+        data={} if isinstance(kept, OSError) else {"report": str(kept)},
+    )
 
 
 def _show_error(error: CtlError, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"schema_version": 1, "error": error.to_dict()}, default=str))
-        return
+        try:
+            print(json.dumps({"schema_version": 1, "error": error.to_dict()}, default=str), flush=True)
+            return
+        except OSError:  # a full disk behind it: the words below say so on stderr
+            _give_up_stdout()
     from controller.ui.errors import print_error
 
     print_error(error)
@@ -101,5 +261,4 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-) -> None:
-    """Operate long GPU extractions of hidden states on hosts you reach by SSH."""
+) -> None: ...

@@ -6,12 +6,14 @@ imports what it needs when it runs. The order of the imports is the order of the
 
 from __future__ import annotations
 
-from controller import acting, looking
-from controller.app import app
+import sys
 
-__all__ = ["acting", "app", "looking", "main"]
+from controller import acting, hosting, hosts_setup, looking
+from controller.app import app, run
+
+__all__ = ["acting", "app", "hosting", "hosts_setup", "looking", "main"]
 
 
 def main() -> None:
     """Entry point of the `ctl` command."""
-    app(prog_name="ctl")
+    sys.exit(run())

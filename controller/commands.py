@@ -5,25 +5,27 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from controller import diagnosis, pipeline
+from controller import diagnosis, pipeline, viewing
 from controller.core import shares
-from controller.core.errors import ExitCode, RefusedError, UsageError
+from controller.core.errors import ExitCode, Interrupted, JobStopped, LocalDiskError, RefusedError, UsageError
 from controller.core.intention import describe
 from controller.core.model import Overrides
+from controller.known import RunControls, known_of
 from controller.pipeline import Intention
 from controller.run import Run, exit_code
-from controller.runfolder import ALREADY_WATCHED, find_run
-from controller.ui.clean import text as cleaned
+from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run
 from controller.ui.stream import choose_view
-from controller.ui.terminal import ask_yes_no, err_console, out_console
-from controller.ui.viewsink import ViewSink
+from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json
 from controller.workspace import load_workspace
-from remote_payload.host.protocol import OwnedOutput
+from remote_payload.host.protocol import EndReason, OwnedOutput
+
+ASKED_FOR = (EndReason.STOPPED.value, EndReason.CANCELLED.value)
+"""Ends that somebody wanted; what processes report on the way there is no problem of the run's."""
 
 
 def plan_extract(
@@ -47,22 +49,16 @@ def plan_convert(
     return pipeline.plan_convert(load_workspace(), run_id, host, to=to, output=output, stale=stale, adopt=adopt)
 
 
-def plan_command(
-    host: str | None, argv: Sequence[str], *, name: str | None, cwd: str | None, wait: bool = False
-) -> Intention:
-    return pipeline.plan_command(load_workspace(), host, argv, name=name, cwd=cwd, wait=wait)
-
-
 def show_plan(intention: Intention, *, as_json: bool) -> None:
     from controller.payload import load_payload
     from controller.ui.tables import print_intention
 
     payload = load_payload()
     described = describe(
-        intention.plan, intention.playbook, payload_files=len(payload.files), payload_bytes=payload.size
+        intention.plan, intention.extraction, payload_files=len(payload.files), payload_bytes=payload.size
     )
     if as_json:
-        _print_json(described)
+        print_json(described)
     else:
         print_intention(out_console(), described)
 
@@ -71,13 +67,15 @@ def show_plan(intention: Intention, *, as_json: bool) -> None:
 
 
 def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress: str, as_json: bool) -> ExitCode:
-    # A command's output is what its user wants to see; an extraction's log is vLLM's, and kept for `ctl logs`.
-    view = choose_view(sys.stderr, os.environ, progress, show_log=intention.plan["job"]["kind"] == "command")
+    # A command's output, and pip's, is what its user wants to see; an extraction's log is kept for `ctl logs`.
+    view = choose_view(
+        sys.stderr, os.environ, progress, show_log=intention.plan["job"]["kind"] in ("command", "setup")
+    )
     with ExitStack() as stack:
         stack.enter_context(view)
-        sink = ViewSink(
-            view, run=intention.plan["run_id"], host=intention.host.name, title=intention.plan["job"]["name"]
-        )
+        run_id = intention.plan["run_id"]
+        known = known_of(RunFolder(intention.runs_dir / run_id), intention.plan)
+        sink = view.sink(run=run_id, host=intention.host.name, known=known)
 
         def confirm(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mapping[str, Any]]) -> bool:
             with view.paused():
@@ -87,14 +85,22 @@ def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress:
             with view.paused():
                 return ask_yes_no(question)
 
-        run = pipeline.launch(intention, sinks=[sink], ask=ask, pause=view.paused, confirm=confirm)
+        try:
+            run = pipeline.launch(intention, sinks=[sink], ask=ask, pause=view.paused, confirm=confirm)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted: nothing was launched") from None
         stack.callback(run.close)
         if detach:
-            return _detached(run)
+            return _detached(run, as_json=as_json)
+        sink.control(RunControls(run))
         return _watch(run, as_json=as_json, view_stack=stack)
 
 
-def attach(run_id: str | None, host: str | None, *, progress: str, as_json: bool) -> ExitCode:
+def attach(run_ids: Sequence[str | None], host: str | None, *, progress: str, as_json: bool) -> ExitCode:
+    """Watch one run to its end and show its summary, or several side by side."""
+    if len(run_ids) > 1:
+        return viewing.attach_several([run_id or "" for run_id in run_ids], host, progress=progress, as_json=as_json)
+    run_id = run_ids[0]
     view = choose_view(sys.stderr, os.environ, progress)
     with ExitStack() as stack:
         stack.enter_context(view)
@@ -105,7 +111,9 @@ def attach(run_id: str | None, host: str | None, *, progress: str, as_json: bool
 
         run = pipeline.open_run(load_workspace(), run_id, host, ask=ask, pause=view.paused)
         stack.callback(run.close)
-        run.add_sink(ViewSink(view, run=run.id, host=run.host, title=""))
+        sink = view.sink(run=run.id, host=run.host, known=known_of(run.folder))
+        sink.control(RunControls(run))
+        run.add_sink(sink)
         return _watch(run, as_json=as_json, view_stack=stack)
 
 
@@ -115,10 +123,10 @@ def _watch(run: Run, *, as_json: bool, view_stack: ExitStack) -> ExitCode:
         outcome = run.watch()
     except KeyboardInterrupt:
         view_stack.close()
-        return _detached(run)
+        return _detached(run, as_json=as_json)
     view_stack.close()
     if not outcome.ended:
-        return _detached(run)
+        return _detached(run, as_json=as_json)
     return _report(run, as_json=as_json)
 
 
@@ -126,17 +134,21 @@ def _report(run: Run, *, as_json: bool) -> ExitCode:
     error = run.error()
     summary = run.summary
     if as_json:
-        _print_json(
+        print_json(
             summary if summary is not None else {"schema_version": 1, "error": error.to_dict() if error else None}
         )
         return exit_code(error)
-    from controller.ui.errors import print_problems, print_triage
+    from controller.ui.errors import print_problems, print_stopped, print_triage
     from controller.ui.tables import print_summary
 
     if summary is not None:
         print_summary(out_console(), summary)
+    if isinstance(error, JobStopped) and summary is not None:
+        # Somebody asked for it, and the summary has said so: no more blocks that read like failures.
+        print_stopped(summary)
+        return exit_code(error)
     if error is not None:
-        print_problems((summary or {}).get("problems", []), run.folder.path / "log")
+        print_problems(summary.get("problems", []) if summary else [], run.folder.path / "log")
         cause = _cause(run, summary)
         if cause:
             # The error that is raised says the remedy of a known cause, as the last line of all.
@@ -154,7 +166,10 @@ def _cause(run: Run, summary: Mapping[str, Any] | None) -> Mapping[str, Any] | N
     return found.record() if found else None
 
 
-def _detached(run: Run) -> ExitCode:
+def _detached(run: Run, *, as_json: bool) -> ExitCode:
+    if as_json:
+        print_json({"schema_version": 1, "detached": True, "run_id": run.id, "host": run.host, "state": run.state})
+        return ExitCode.DETACHED
     console = err_console()
     console.print(f"detached: run {run.id} goes on, on {run.host}")
     for verb, text in (("attach", "watch it again"), ("logs -f", "read its log"), ("stop", "stop it")):
@@ -184,14 +199,19 @@ def _confirm_clear(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mappin
 def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool) -> ExitCode:
     with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
         outcome = run.stop(grace_s=grace_s)
-        _copy_what_is_new(run)
+        try:
+            copy_what_is_new(run)
+        except LocalDiskError as error:  # the run is stopped all the same, and that is what was asked for
+            from controller.ui.errors import print_error
+
+            print_error(error)
     record = {
         "schema_version": 1, "run_id": run.id, "state": outcome.state, "end_reason": outcome.end_reason,
         "gpus_clean": outcome.gpus_clean, "killed": outcome.killed, "leftovers": outcome.leftovers,
         "message": outcome.message,
     }  # fmt: skip
     if as_json:
-        _print_json(record)
+        print_json(record)
     else:
         from controller.ui.tables import print_stop
 
@@ -199,42 +219,7 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool)
     return ExitCode.OK
 
 
-def logs(run_id: str | None, host: str | None, *, follow: bool, tail: int | None, problem: bool = False) -> ExitCode:
-    """Write raw bytes to stdout: whoever pipes them gets what the job wrote, nothing folded or cleaned."""
-    raw = sys.stdout.buffer
-    if problem and (follow or tail is not None):
-        raise UsageError("--problem goes with neither --follow nor --tail", fix="leave one of them out")
-
-    class Printer:
-        def event(self, event: object) -> None: ...
-
-        def log(self, data: bytes) -> None:
-            raw.write(data)
-            raw.flush()
-
-    with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
-        if follow and tail is None:
-            run.add_sink(Printer())
-            try:
-                outcome = run.watch()
-            except KeyboardInterrupt:
-                return ExitCode.DETACHED
-            return ExitCode.OK if outcome.ended else ExitCode.DETACHED
-        if not run.ended:
-            _copy_what_is_new(run)
-        pieces: Iterable[bytes]
-        if problem:
-            place, pieces = diagnosis.problem_lines(run.folder)
-            err_console().print(cleaned(place), soft_wrap=True)
-        else:
-            pieces = run.logs() if tail is None else [_last_lines(run, tail)]
-        for piece in pieces:
-            raw.write(piece)
-        raw.flush()
-    return ExitCode.OK
-
-
-def _copy_what_is_new(run: Run) -> None:
+def copy_what_is_new(run: Run) -> None:
     """Bring the local copy up to date, unless another process of this workstation does so all the time."""
     try:
         run.watch(follow=False)
@@ -243,29 +228,10 @@ def _copy_what_is_new(run: Run) -> None:
             raise
 
 
-def _last_lines(run: Run, count: int) -> bytes:
-    """Return the last `count` lines of the log, reading from its end."""
-    data = b""
-    for path in reversed(run.folder.mirror.log_parts()):
-        if isinstance(path, bytes):
-            data = path + data
-            continue
-        size = path.stat().st_size
-        with open(path, "rb") as stream:
-            while size > 0 and data.count(b"\n") <= count:
-                step = min(size, 1 << 16)
-                size -= step
-                stream.seek(size)
-                data = stream.read(step) + data
-        if data.count(b"\n") > count:
-            break
-    return b"".join(data.splitlines(keepends=True)[-count:]) if count else b""
-
-
 def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
     with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
         if run.summary is None:
-            _copy_what_is_new(run)
+            copy_what_is_new(run)
         document = run.summary
         if document is None:
             raise UsageError(
@@ -275,13 +241,17 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
                 code="no-summary",
             )
     if as_json:
-        _print_json(document)
+        print_json(document)
     else:
-        from controller.ui.errors import print_problems, print_triage
+        from controller.reporting import print_samples
+        from controller.ui.errors import print_problems, print_stopped, print_triage
         from controller.ui.tables import print_summary
 
         print_summary(out_console(), document)
-        if document.get("problems"):
+        print_samples(run.folder)
+        if document.get("end_reason") in ASKED_FOR:
+            print_stopped(document, out_console())
+        elif document.get("problems"):
             print_problems(document["problems"], run.folder.path / "log", out_console())
         if document["triage"]:
             print_triage(document["triage"], run.folder.path / "log", out_console())
@@ -294,7 +264,7 @@ def triage(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
     cause = found.triage.record() if found.triage else None
     if as_json:
         files = [str(path) for path in found.files]
-        _print_json({"schema_version": 1, "files": files, "problem": cause is not None, "triage": cause})
+        print_json({"schema_version": 1, "files": files, "problem": cause is not None, "triage": cause})
         return ExitCode.OK
     from controller.ui.errors import print_failures, print_triage
 
@@ -318,7 +288,7 @@ def merge_ledgers(run_ids: Sequence[str], *, output: str | None, as_json: bool) 
         with open(output, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
     if as_json:
-        _print_json(merged)
+        print_json(merged)
     else:
         from controller.ui.shares import print_merged
 
@@ -334,7 +304,7 @@ def ps(host: str | None, *, as_json: bool) -> None:
     with pipeline.host_context(target, ask=ask_yes_no) as ctx:
         listed = pipeline.list_runs(ctx)
     if as_json:
-        _print_json({"schema_version": 1, "host": target.name, **listed})
+        print_json({"schema_version": 1, "host": target.name, **listed})
     else:
         from controller.ui.tables import print_ps
 
@@ -345,22 +315,41 @@ def hosts(*, as_json: bool) -> None:
     config = load_workspace().config
     rows = [config.host(name).record() for name in config.host_names()]
     if as_json:
-        _print_json({"schema_version": 1, "hosts": rows})
+        print_json({"schema_version": 1, "hosts": rows})
     else:
         from controller.ui.tables import print_hosts
 
         print_hosts(out_console(), rows)
 
 
+def hosts_test(name: str | None, *, as_json: bool) -> ExitCode:
+    from dataclasses import asdict
+
+    from controller.core.checks_introduction import introduction_findings
+    from controller.core.finding import Level
+    from controller.stages import introduce
+
+    target = load_workspace().config.host(name)
+    with pipeline.open_transport(target, ask=ask_yes_no) as transport:
+        transport.connect()
+        report = introduce.run(transport, target)
+    findings = introduction_findings(target, report)
+    failed = any(finding.level is Level.FAIL for finding in findings)
+    if as_json:
+        rows = [asdict(finding) for finding in findings]
+        print_json({"schema_version": 1, "host": target.name, "ok": not failed, "findings": rows, "report": report})
+    else:
+        from controller.ui.tables import print_findings
+
+        print_findings(out_console(), target.name, findings)
+    return ExitCode.REFUSED if failed else ExitCode.OK
+
+
 def config_show(*, as_json: bool) -> None:
     document = load_workspace().config.document()
     if as_json:
-        _print_json(document)
+        print_json(document)
     else:
         from controller.ui.tables import print_config
 
         print_config(out_console(), document)
-
-
-def _print_json(document: Any) -> None:
-    print(json.dumps(document, indent=1, default=str))

@@ -5,7 +5,7 @@ A completion must not print or fail: a broken configuration completes nothing, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from controller.core.errors import CtlError
 
@@ -40,6 +40,18 @@ def runs(incomplete: str) -> list[str]:
     except CtlError:
         return []
     return [run_id for run_id in known if run_id.startswith(incomplete)]
+
+
+PROGRESS_MODES = ("auto", "plain", "json", "none")
+
+
+def one_of(*words: str) -> Callable[[str], list[str]]:
+    """Return the completion of an option that takes one of a few words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return _beginning(words, incomplete)
+
+    return complete
 
 
 def topics(incomplete: str) -> list[str]:

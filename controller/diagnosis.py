@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.core.errors import UsageError
 from controller.core.events import parse_event
-from controller.core.logs import worker_tracebacks
+from controller.core.logs import parse_line, worker_tracebacks
 from controller.core.runview import RunView
 from controller.core.state import reduce
 from controller.core.tracebacks import FoldedFailure
@@ -21,6 +21,8 @@ LOG_LIMIT = 16 << 20
 """Bytes read of a log, from its end: a failure is there, and these 100,000 lines take two or three seconds."""
 
 LINES_AROUND = 15
+
+EVENTS_SUFFIX = ".jsonl"
 
 UNTRIAGED = frozenset({EndReason.SUCCEEDED.value, EndReason.STOPPED.value, EndReason.CANCELLED.value})
 """Ends that have no cause to look for."""
@@ -37,18 +39,20 @@ class Diagnosis:
 
 def diagnose_run(folder: RunFolder) -> Diagnosis:
     """Triage a run from its events, its result and its log, as far as they are held here."""
-    view = _view(folder)
+    view = _view(sorted((folder.path / "events").glob(f"*{EVENTS_SUFFIX}")))
     result = folder.read("result.json") or {}
     ending = Ending(
-        end_reason=str(result.get("end_reason") or ""),
+        # result.json comes last of all: while a dashboard asks, the event may be all that there is.
+        end_reason=str(result.get("end_reason") or (view.end.end_reason if view.end else "")),
         signal=view.end.signal if view.end else None,
         message=str(result.get("message") or ""),
+        oom_killed=result.get("oom_killed") is True,
     )
     # A declared gap holds no line that could be evidence.
     files = [part for part in folder.mirror.log_parts() if isinstance(part, Path)]
     if ending.end_reason in UNTRIAGED:
         return Diagnosis(files=tuple(files))
-    lines = _stream(files, "log/")
+    lines = [*_stream(files, "log/"), *_kernel_lines(view)]
     failures = view.exceptions or worker_tracebacks(placed.line for placed in lines)
     return Diagnosis(files=tuple(files), failures=failures, triage=triage(lines, failures, ending))
 
@@ -56,20 +60,27 @@ def diagnose_run(folder: RunFolder) -> Diagnosis:
 def diagnose_files(paths: Sequence[Path]) -> Diagnosis:
     """Triage logs that may come from anywhere, each a stream of its own; a run folder stands for its events and log.
 
-    Raises UsageError for what cannot be read.
+    A file `*.jsonl` is taken for events, which come before the logs beside it. Raises UsageError for what cannot be
+    read.
     """
     if len(paths) == 1 and (paths[0] / "log").is_dir():
         return diagnose_run(RunFolder(paths[0].resolve()))
     lines: list[PlacedLine] = []
-    for path in paths:
-        try:
-            lines += _stream([path], "")
-        except OSError as error:
-            raise UsageError(
-                f"cannot read {path}", why=error.strerror or str(error), code="log-unreadable"
-            ) from error
-    failures = worker_tracebacks(placed.line for placed in lines)
-    return Diagnosis(files=tuple(paths), failures=failures, triage=triage(lines, failures))
+    view = RunView()
+    try:
+        view = _view([path for path in paths if path.suffix == EVENTS_SUFFIX])
+        for path in paths:
+            lines += _stream([path], "") if path.suffix != EVENTS_SUFFIX else []
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {error.filename}", why=error.strerror or str(error), code="log-unreadable"
+        ) from error
+    lines += _kernel_lines(view)
+    failures = view.exceptions or worker_tracebacks(placed.line for placed in lines)
+    ending = (
+        Ending(end_reason=view.end.end_reason, signal=view.end.signal, message=view.end.message) if view.end else None
+    )
+    return Diagnosis(files=tuple(paths), failures=failures, triage=triage(lines, failures, ending))
 
 
 def with_triage(summary: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
@@ -101,18 +112,24 @@ def problem_lines(folder: RunFolder) -> tuple[str, list[bytes]]:
     return place, lines[first : quote.line + LINES_AROUND]
 
 
-def _view(folder: RunFolder) -> RunView:
+def _view(paths: Sequence[Path]) -> RunView:
     """Reduce the events of all writers, by time: clocks of one host agree, and each writer's own order is kept."""
     events = [
-        event
-        for path in sorted((folder.path / "events").glob("*.jsonl"))
-        for event in map(parse_event, path.read_bytes().splitlines())
-        if event is not None
+        event for path in paths for event in map(parse_event, path.read_bytes().splitlines()) if event is not None
     ]
     view = RunView()
     for event in sorted(events, key=lambda event: event.t):
         view = reduce(view, event)
     return view
+
+
+def _kernel_lines(view: RunView) -> list[PlacedLine]:
+    """Return what the host's kernel said about the failure, as the supervisor picked it out by time."""
+    return [
+        PlacedLine(line=parse_line(notice.text), segment=f"events/{notice.writer}.jsonl", number=0)
+        for notice in view.notices
+        if notice.code == "kernel"
+    ]
 
 
 def _stream(files: Sequence[Path], prefix: str) -> list[PlacedLine]:

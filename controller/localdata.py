@@ -13,7 +13,8 @@ from controller.core.errors import ConfigError
 from controller.core.model import Host
 from controller.core.values import LOCAL
 from remote_payload.host.data import data_digest
-from remote_payload.host.protocol import Layout, file_digest
+from remote_payload.host.framing import file_digest
+from remote_payload.host.layout import Layout
 
 PIECE_BYTES = 1 << 20
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from controller import completion
-from controller.app import command, config_app, guarded, ledger_app
+from controller.app import app, command, config_app, ledger_app, subcommand, verbs
 from controller.core.errors import ExitCode, UsageError
 from controller.options import (
     AdoptOption,
@@ -17,6 +18,8 @@ from controller.options import (
     CaptureOption,
     ConventionOption,
     DataOption,
+    DetachOption,
+    DryRunOption,
     FormatOption,
     HostOption,
     HostsOption,
@@ -27,6 +30,7 @@ from controller.options import (
     OutputOption,
     PlaybookOption,
     ProgressOption,
+    QuietOption,
     RehearseOption,
     RunArgument,
     SamplesOption,
@@ -35,10 +39,13 @@ from controller.options import (
     StoreOption,
     VerboseOption,
     make_overrides,
+    view_mode,
 )
 
 
-@command("plan", panel="Look", epilog="Example: ctl plan --host 10.1.230.174")
+@command(
+    "plan", panel="Look", examples=("ctl plan --host gpu1", "ctl plan --host gpu1 --playbook eagle3-kimi-k2.5 --json")
+)
 def plan(
     host: HostOption = None,
     playbook: PlaybookOption = None,
@@ -97,28 +104,36 @@ def preflight(
     return checkup.preflight(intentions, as_json=as_json)
 
 
-@command("rehearse", panel="Look", epilog="Example: ctl rehearse --host 10.1.230.174")
+@command("rehearse", panel="Look", examples=("ctl rehearse --host gpu1",))
 def rehearse(
     host: HostOption = None,
     playbook: PlaybookOption = None,
     capture: CaptureOption = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")] = False,
+    detach: DetachOption = False,
+    dry_run: DryRunOption = False,
     progress: ProgressOption = "auto",
     as_json: JsonOption = False,
+    quiet: QuietOption = 0,
     verbose: VerboseOption = False,
 ) -> ExitCode:
     """Try the whole extraction on a model cut from the real one: about a minute that may save a long load."""
     from controller import commands
 
+    view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
     intention = commands.plan_rehearsal(host, playbook, capture=capture)
-    return commands.launch_and_watch(intention, yes=True, detach=detach, progress=progress, as_json=as_json)
+    if dry_run:
+        commands.show_plan(intention, as_json=as_json)
+        return ExitCode.OK
+    return commands.launch_and_watch(intention, yes=True, detach=detach, progress=view, as_json=as_json)
 
 
-command("preflight", panel="Look", epilog="Example: ctl preflight --host 10.1.230.174")(preflight)
+command(
+    "preflight", panel="Look", examples=("ctl preflight --host gpu1", "ctl preflight --host gpu1 --json | jq .ok")
+)(preflight)
 command("doctor", panel="Look", hidden=True)(preflight)
 
 
-@command("ps", panel="Look", epilog="Example: ctl ps --host 10.1.230.174")
+@command("ps", panel="Look", examples=("ctl ps --host gpu1", "ctl ps --host gpu1 --json"))
 def ps(host: HostOption = None, as_json: JsonOption = False, verbose: VerboseOption = False) -> None:
     """List the runs of a host, and who holds its GPUs."""
     from controller import commands
@@ -126,23 +141,94 @@ def ps(host: HostOption = None, as_json: JsonOption = False, verbose: VerboseOpt
     commands.ps(host, as_json=as_json)
 
 
-@command("logs", panel="Look", epilog="Example: ctl logs --last --follow")
+@command(
+    "logs",
+    panel="Look",
+    examples=(
+        "ctl logs --last --follow",
+        "ctl logs --last --tail 50 --rank 3",
+        "ctl logs 2562e8 --since 10m --timestamps --search 'error|warn'",
+        "ctl logs --last --problem",
+    ),
+)
 def logs(
     run_id: RunArgument = None,
     last: LastOption = False,
     host: HostOption = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last N lines.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="SPAN", help="Only what was printed since 90s, 5m, 1h30m ago.")
+    ] = None,
+    since_time: Annotated[
+        str | None, typer.Option("--since-time", metavar="TIME", help="Only since 2026-11-29T21:45:00Z.")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only up to that time.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only lines of this rank's process.")] = None,
+    search: Annotated[
+        str | None,
+        typer.Option("--search", metavar="REGEX", help="Only lines that match; case counts if it has capitals."),
+    ] = None,
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", "-t", help="Put the host's time before each line, right to a second.")
+    ] = False,
+    prefix: Annotated[bool, typer.Option("--prefix", help="Put the process's name before each line.")] = False,
     problem: Annotated[bool, typer.Option("--problem", help="Only the lines around what the run failed of.")] = False,
+    previous: Annotated[bool, typer.Option("--previous", help="Of the run before this one.")] = False,
     verbose: VerboseOption = False,
 ) -> ExitCode:
-    """Print the job's raw output, fetching first what is new on the host."""
-    from controller import commands
+    """Print the job's raw output, or the lines wanted of it, fetching first what is new on the host."""
+    from controller import reading
+    from controller.core import loglines
 
-    return commands.logs(None if last else run_id, host, follow=follow, tail=tail, problem=problem)
+    if since and since_time:
+        raise UsageError("--since and --since-time say the same", fix="leave one of them out")
+    begin = loglines.parse_span(since, time.time()) if since else None
+    selection = loglines.Selection(
+        since=loglines.parse_moment(since_time) if since_time else begin,
+        until=loglines.parse_moment(until) if until else None,
+        rank=rank,
+        search=loglines.parse_pattern(search) if search else None,
+        timestamps=timestamps,
+        prefix=prefix,
+    )
+    wanted = reading.Wanted(selection=selection, follow=follow, tail=tail, problem=problem, previous=previous)
+    return reading.logs(None if last else run_id, host, wanted)
 
 
-@command("triage", panel="Look", epilog="Example: ctl triage vllm.log")
+@command("stacks", panel="Look", examples=("ctl stacks --last", "ctl stacks 2562e8 --json"))
+def stacks(
+    run_id: RunArgument = None,
+    last: LastOption = False,
+    host: HostOption = None,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Show what every Python process of a living run is doing (needs py-spy on the host); nothing is stopped."""
+    from controller import commandverbs
+
+    return commandverbs.show_stacks(None if last else run_id, host, as_json=as_json)
+
+
+@command("replay", panel="Look", examples=("ctl replay --last --speed 20", "ctl replay 2562e8 --at 40%"))
+def replay(
+    run_id: RunArgument = None,
+    last: LastOption = False,
+    speed: Annotated[
+        float,
+        typer.Option("--speed", min=0, help="Recorded seconds a second; 0: all at once."),
+    ] = 10.0,
+    at: Annotated[str, typer.Option("--at", help="Begin there: 90s, 12m, 1h, 40% or end.")] = "0",
+    progress: ProgressOption = "auto",
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Play a recorded run, or the folder of one, through the dashboard, at the times of then."""
+    from controller import viewing
+
+    return viewing.replay(None if last else run_id, speed=speed, at=at, progress=progress)
+
+
+@command("triage", panel="Look", examples=("ctl triage vllm.log", "ctl triage node0.log node1.log --json"))
 def triage(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="Logs of vLLM, one a process or node, or one run folder.")
@@ -156,7 +242,7 @@ def triage(
     return commands.triage(files, as_json=as_json)
 
 
-@command("summary", panel="Look", epilog="Example: ctl summary --last --json")
+@command("summary", panel="Look", examples=("ctl summary --last", "ctl summary 2562e8 --json | jq .samples"))
 def summary(
     run_id: RunArgument = None,
     last: LastOption = False,
@@ -164,18 +250,44 @@ def summary(
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> ExitCode:
-    """Show what a run wrote: samples, tokens, shapes, norms, NaN counts, problems."""
+    """Show what a run wrote: samples or files, shapes, dtypes, norms, NaN counts, problems."""
     from controller import commands
 
     return commands.summary(None if last else run_id, host, as_json=as_json)
 
 
-@command("hosts", panel="Look", epilog="Example: ctl hosts")
-def hosts(as_json: JsonOption = False, verbose: VerboseOption = False) -> None:
-    """List the hosts of the configuration."""
-    from controller import commands
+@command("report", panel="Look", examples=("ctl report --last --open", "ctl report 9a7b41 -o run.html"))
+def report(
+    run_id: RunArgument = None,
+    last: LastOption = False,
+    host: HostOption = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: report.html in ctl-runs/RUN/.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Write a run as one HTML file that needs no network: stages, GPUs, norms, samples, problems, repetition."""
+    from controller import reporting
 
-    commands.hosts(as_json=as_json)
+    return reporting.report(None if last else run_id, host, output=output, show=show, as_json=as_json)
+
+
+@command("diff", panel="Look", examples=("ctl diff 2562e8 9a7b41", "ctl diff 2562e8 9a7b41 --json | jq .changes"))
+def diff(
+    first: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="The earlier run, or a part of its id.", autocompletion=completion.runs),
+    ],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="The later run.", autocompletion=completion.runs)],
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Show what changed from one run to another: plan, versions, end, figures."""
+    from controller import comparing
+
+    return comparing.diff(first, second, as_json=as_json)
 
 
 def ledger_merge(
@@ -190,24 +302,38 @@ def ledger_merge(
     return commands.merge_ledgers(run_ids, output=output, as_json=as_json)
 
 
-ledger_app.command("merge")(guarded(ledger_merge))
+subcommand(
+    ledger_app,
+    "merge",
+    examples=("ctl ledger merge 2562e8 9a7b41", "ctl ledger merge 2562e8 9a7b41 --output all.jsonl"),
+)(ledger_merge)
 
 
-@command("help", panel="Look", epilog="Example: ctl help exit-codes")
+def _topics_and_verbs(incomplete: str) -> list[str]:
+    return [*completion.topics(incomplete), *(verb for verb in verbs() if verb.startswith(incomplete))]
+
+
+@command("help", panel="Look", examples=("ctl help exit-codes", "ctl help extract", "ctl help hosts add"))
 def help_topic(
-    topic: Annotated[str | None, typer.Argument(help="What to explain.", autocompletion=completion.topics)] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TOPIC or VERB]", help="What to explain.", autocompletion=_topics_and_verbs),
+    ] = None,
     verbose: VerboseOption = False,
 ) -> None:
-    """Explain what belongs to no single verb: exit-codes, environment, json, boundaries."""
+    """Explain a verb, or what belongs to no single one: exit-codes, environment, json, run, boundaries, hooks."""
     from controller.core.suggest import did_you_mean
     from controller.topics import TOPICS
 
-    if topic is None:
+    topic = " ".join(words or ())
+    if not topic:
         print("topics: " + ", ".join(TOPICS))
-        return
-    if topic not in TOPICS:
-        raise UsageError(f"no topic `{topic}`", fix=did_you_mean(topic, TOPICS, kind="topics"))
-    print(TOPICS[topic], end="")
+    elif topic in TOPICS:
+        print(TOPICS[topic], end="")
+    elif words and words[0] in verbs():
+        app([*words, "--help"], prog_name="ctl", standalone_mode=False)
+    else:
+        raise UsageError(f"no topic or verb `{topic}`", fix=did_you_mean(topic, (*TOPICS, *verbs()), kind="topics"))
 
 
 def config_show(as_json: JsonOption = False, verbose: VerboseOption = False) -> None:
@@ -217,4 +343,4 @@ def config_show(as_json: JsonOption = False, verbose: VerboseOption = False) -> 
     commands.config_show(as_json=as_json)
 
 
-config_app.command("show")(guarded(config_show))
+subcommand(config_app, "show", examples=("ctl config show", "ctl config show --json"))(config_show)

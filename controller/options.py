@@ -8,6 +8,7 @@ import typer
 
 from controller import completion
 from controller.core.errors import UsageError
+from controller.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from controller.core.model import Overrides
@@ -48,19 +49,45 @@ RunArgument = Annotated[
         metavar="[RUN]", help="A run id, or a part of it; default: the last.", autocompletion=completion.runs
     ),
 ]
+RunsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RUN]...", help="Run ids, or parts of them; default: the last.", autocompletion=completion.runs
+    ),
+]
 LastOption = Annotated[bool, typer.Option("--last", help="The last launched run.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Delete or move what is shown, without asking.")]
 ProgressOption = Annotated[
-    str, typer.Option("--progress", help="auto, plain, json (events as lines on stderr), or none.")
+    str,
+    typer.Option(
+        "--progress",
+        help="auto, plain, json (events as lines on stderr), or none.",
+        autocompletion=completion.one_of(*completion.PROGRESS_MODES),
+    ),
 ]
+QuietOption = Annotated[
+    int,
+    typer.Option(
+        "--quiet", "-q", count=True, help="No progress, only the result and errors; -qq: errors and the exit code."
+    ),
+]
+DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and connect nowhere.")]
 WaitOption = Annotated[
     bool, typer.Option("--wait", "-w", help="Queue on the host while another run holds it. Ctrl-C leaves it queued.")
 ]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Show ctl's own traceback on an error.")]
+VerboseOption = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Show ctl's own traceback on an error; progress becomes plain lines."),
+]
 StaleOption = Annotated[
     str | None,
-    typer.Option("--stale", help="Files of an earlier run in the output: fail, clear, quarantine or resume."),
+    typer.Option(
+        "--stale",
+        help="Files of an earlier run in the output: fail, clear, quarantine or resume.",
+        autocompletion=completion.one_of("fail", "clear", "quarantine", "resume"),
+    ),
 ]
 AdoptOption = Annotated[
     bool, typer.Option("--adopt", help="Claim an output folder that holds files without our owner marker.")
@@ -70,12 +97,29 @@ OutputOption = Annotated[str | None, typer.Option("--output", help="The output f
 DataOption = Annotated[
     str | None, typer.Option("--data", help="The data set: a path on the host, or local:PATH, which is pushed.")
 ]
-KindOption = Annotated[str | None, typer.Option("--data-kind", help="What a record is: auto, tokens or chat.")]
+KindOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data-kind",
+        help="What a record is: auto, tokens or chat.",
+        autocompletion=completion.one_of("auto", "tokens", "chat"),
+    ),
+]
 FormatOption = Annotated[
-    str | None, typer.Option("--format", help="speculators, speculators-0.3, specforge or modelopt.")
+    str | None,
+    typer.Option(
+        "--format",
+        help="speculators, speculators-0.3, specforge or modelopt.",
+        autocompletion=completion.one_of("speculators", "speculators-0.3", "specforge", "modelopt"),
+    ),
 ]
 StoreOption = Annotated[
-    str | None, typer.Option("--store-dtype", help="auto, bfloat16, float16, float32 or fp8 (with a scale a token).")
+    str | None,
+    typer.Option(
+        "--store-dtype",
+        help="auto, bfloat16, float16, float32 or fp8 (with a scale a token).",
+        autocompletion=completion.one_of("auto", "bfloat16", "float16", "float32", "fp8"),
+    ),
 ]
 LayersOption = Annotated[
     str | None, typer.Option("--boundaries", help="eagle3, or numbers with commas: decoder layers completed.")
@@ -97,12 +141,38 @@ CanaryOption = Annotated[
 RehearseOption = Annotated[
     str | None,
     typer.Option(
-        "--rehearse", help="auto (before long loads), always or never: first try a model cut from this one."
+        "--rehearse",
+        help="auto (before long loads), always or never: first try a model cut from this one.",
+        autocompletion=completion.one_of("auto", "always", "never"),
     ),
 ]
 CaptureOption = Annotated[
-    str | None, typer.Option("--capture", help="auto, hooks (eager, any vLLM) or native (the model's own support).")
+    str | None,
+    typer.Option(
+        "--capture",
+        help="auto, hooks (eager, any vLLM) or native (the model's own support).",
+        autocompletion=completion.one_of("auto", "hooks", "native"),
+    ),
 ]
+
+
+def view_mode(progress: str, *, quiet: int, verbose: bool, as_json: bool) -> str:
+    """Return how a run's progress is shown. Raises UsageError for a contradiction or an unknown word.
+
+    A dashboard is drawn only where nothing else writes: beside a traceback or a JSON document lines come plain.
+    """
+    modes = completion.PROGRESS_MODES
+    if progress not in modes:
+        raise UsageError(f"unknown progress `{progress}`", fix=did_you_mean(progress, modes, kind="modes"))
+    if quiet and verbose:
+        raise UsageError("--quiet and --verbose contradict each other", fix="leave one of them out")
+    if quiet > 1 and as_json:
+        raise UsageError("-qq prints nothing, and --json a document", fix="leave one of them out")
+    if progress != "auto":
+        return progress
+    if quiet:
+        return "none"
+    return "plain" if verbose or as_json else "auto"
 
 
 def make_overrides(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import remote_payload
-from remote_payload.host.protocol import manifest_digest
+from remote_payload.host.framing import manifest_digest
 
 PACKAGE = "remote_payload"
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict
 
 from controller import history
+from controller.afterwards import Afterwards
 from controller.core import planner, shape
+from controller.core.checks_command import programs
+from controller.core.command import CommandPlaybook, CommandPreflight
 from controller.core.errors import CtlError, LaunchUnknown, RefusedError, UsageError
 from controller.core.model import Host, Overrides, Playbook
 from controller.localdata import LocalData, local_data
+from controller.localdisk import before_launch, copying
+from controller.localfiles import LocalFiles
 from controller.payload import load_payload
 from controller.run import Run, Sink, load_plan
 from controller.runfolder import RunFolder, find_run
@@ -24,6 +28,7 @@ from controller.stages import data as data_stage
 from controller.stages import launch as launch_stage
 from controller.stages import preflight as preflight_stage
 from controller.stages import push as push_stage
+from controller.stages import uploads as uploads_stage
 from controller.stages.base import Context, Emit
 from controller.transport.base import Transport
 from controller.version import version
@@ -50,13 +55,20 @@ class Intention:
 
     plan: Plan
     host: Host
-    playbook: Playbook | None
+    playbook: Playbook | CommandPlaybook | None
     secret_values: dict[str, str]
     runs_dir: Path
     allow: tuple[str, ...] = ()
     """Codes of findings that this run is started in spite of, besides those of the playbook."""
     data: LocalData | None = None
     """A data set of this workstation that must be on the host before its preflight."""
+    uploads: LocalFiles | None = None
+    """Files of this workstation that the run gets a copy of."""
+
+    @property
+    def extraction(self) -> Playbook | None:
+        """The playbook, if it is of an extraction."""
+        return self.playbook if isinstance(self.playbook, Playbook) else None
 
 
 # ---------------------------------------------------------------------------------------------- plan
@@ -99,7 +111,7 @@ def _planned(
     chosen = workspace.playbook(playbook, target)
     data = local_data(overrides.data or chosen.data.path, workspace.cwd)
     pushed = data.path_on(target) if data else None
-    plan = make(target, chosen, **_stamp(), overrides=overrides, pushed=pushed)
+    plan = make(target, chosen, **stamp(), overrides=overrides, pushed=pushed)
     return Intention(
         plan=planner.with_queue(plan) if wait else plan,
         host=target,
@@ -129,7 +141,7 @@ def plan_convert(
             f"{folder.path} holds no plan", fix=f"attach first: `ctl attach {folder.run_id} --host HOST`"
         )
     target = workspace.config.host(host or source["host"]["name"])
-    plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **_stamp())
+    plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **stamp())
     return Intention(
         plan=plan,
         host=target,
@@ -139,39 +151,23 @@ def plan_convert(
     )
 
 
-def plan_command(
-    workspace: Workspace,
-    host: str | None,
-    argv: Sequence[str],
-    *,
-    name: str | None,
-    cwd: str | None,
-    wait: bool = False,
-) -> Intention:
-    """Plan a run of any command without connecting. Raises UsageError, ConfigError."""
-    target = workspace.config.host(host)
-    plan = planner.make_command_plan(target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, **_stamp())
-    return Intention(
-        plan=planner.with_queue(plan) if wait else plan,
-        host=target,
-        playbook=None,
-        secret_values=workspace.secret_values(target, None),
-        runs_dir=workspace.runs_dir,
-    )
+def new_run_id(now: datetime | None = None) -> str:
+    """Return an id that nothing has yet; `now` is in UTC."""
+    return planner.new_run_id(now or datetime.now(UTC), secrets.token_bytes(3))
 
 
-class _Stamp(TypedDict):
+class Stamp(TypedDict):
     run_id: str
     created: str
     payload: str
     ctl_version: str
 
 
-def _stamp() -> _Stamp:
+def stamp() -> Stamp:
     """What makes one plan differ from another of the same intention."""
     now = datetime.now(UTC)
     return {
-        "run_id": planner.new_run_id(now, secrets.token_bytes(3)),
+        "run_id": new_run_id(now),
         "created": now.isoformat(timespec="seconds"),
         "payload": load_payload().digest,
         "ctl_version": version(),
@@ -194,17 +190,22 @@ def launch(
     Raises ConnectionFailed, RefusedError, RemoteFailed; LaunchUnknown if nobody can say whether it was launched.
     """
     plan = intention.plan
-    folder = RunFolder.create(intention.runs_dir, plan["run_id"])
-    folder.write_plan(plan)
-    folder.write_local(host=plan["host"], status="planned")
+    origin = intention.playbook.origin if intention.playbook else None
+    with before_launch(intention.runs_dir):
+        folder = RunFolder.create(intention.runs_dir, plan["run_id"])
+        folder.write_plan(plan)
+        folder.write_local(host=plan["host"], status="planned", playbook_file=origin)
     with ExitStack() as undo:
         transport = open_transport(intention.host, ask=ask, pause=pause)
         undo.callback(transport.close)
-        run = Run(folder, transport, plan["host"], plan["payload"], sinks)
+        afterwards = Afterwards.of(intention.host)
+        run = Run(folder, transport, plan["host"], plan["payload"], sinks, afterwards=afterwards)
         ctx = run.context
         push_s = _connect_and_push(ctx)
         if intention.data is not None:
             data_stage.run(ctx, intention.data)
+        if intention.uploads is not None:
+            uploads_stage.run(ctx, intention.uploads)
         outcome = preflight(ctx, intention)
         try:
             preflight_stage.refuse(outcome)
@@ -215,16 +216,21 @@ def launch(
                 outcome.allowed,
             )
             _confirm(ctx, plan, outcome.listings, confirm)
-            folder.write_plan(plan)
-            # From here on the host may hold the run, whatever happens to us.
-            folder.write_local(status="unknown")
+            with before_launch(intention.runs_dir):
+                folder.write_plan(plan)
+                # From here on the host may hold the run, whatever happens to us.
+                folder.write_local(status="unknown")
+                run.flush()
             launch_stage.run(ctx, plan, intention.secret_values)
         except LaunchUnknown:
             raise
         except (CtlError, KeyboardInterrupt):
-            folder.write_local(status="refused")
+            # What kept it from being launched is worth more than a full disk that keeps it from being noted.
+            with suppress(OSError):
+                folder.write_local(status="refused")
             raise
-        folder.write_local(status="launched")
+        with copying(folder.path):
+            folder.write_local(status="launched")
         _remember(ctx, plan, folder)
         undo.pop_all()
     return run
@@ -248,11 +254,14 @@ def _remember(ctx: Context, plan: Plan, folder: RunFolder) -> None:
 def preflight(ctx: Context, intention: Intention) -> preflight_stage.PreflightOutcome:
     """Probe and judge the host for an intention; failures that it or its playbook allows are warnings."""
     limits = intention.playbook.preflight if intention.playbook else None
+    needs = limits if isinstance(limits, CommandPreflight) else CommandPreflight()
     queue = WAITED_FOR if intention.plan["job"]["limits"].get("wait_for_lease") else ()
     expected = preflight_stage.Expectations(
         gpu_name=intention.host.gpu_name,
-        bytes_expected=shape.bytes_expected(intention.plan, intention.playbook),
+        bytes_expected=shape.bytes_expected(intention.plan, intention.extraction),
         min_free_bytes=limits.min_free_bytes if limits else None,
+        min_memory_bytes=needs.min_memory_bytes,
+        programs=programs(intention.plan, needs.programs),
         allow=(*(limits.allow if limits else ()), *intention.allow, *queue),
     )
     return preflight_stage.run(ctx, intention.plan, expected)
@@ -324,24 +333,37 @@ def open_run(
             fix=f"attach anew: `ctl attach {folder.run_id} --host HOST`",
         )  # fmt: skip
     target = workspace.config.host(host or record["name"])
-    return Run(folder, open_transport(target, ask=ask, pause=pause), plan["host"], plan["payload"], sinks)
+    transport = open_transport(target, ask=ask, pause=pause)
+    return Run(folder, transport, plan["host"], plan["payload"], sinks, afterwards=Afterwards.of(target))
 
 
 def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Sink], ask: Ask | None) -> Run:
     """Find a run that was launched elsewhere: the host's own list says which payload operates it."""
-    with host_context(host, ask=ask) as ctx:
-        listed = list_runs(ctx)["runs"]
+    with ExitStack() as undo:
+        transport = open_transport(host, ask=ask)
+        undo.callback(transport.close)
+        ctx = _pushed_context(host, transport)
+        run_id, payload = _listed_run(ctx, run_id)
+        with copying(workspace.runs_dir / run_id):
+            folder = RunFolder.create(workspace.runs_dir, run_id)
+            folder.write_local(host=host.record(), status="launched")
+        undo.pop_all()  # the connection goes on to serve the run
+    return Run(folder, transport, host.record(), payload, sinks, afterwards=Afterwards.of(host))
+
+
+def _listed_run(ctx: Context, run_id: str) -> tuple[str, str]:
+    """Return the whole id of a run that the host lists, and its payload. Raises UsageError."""
+    host = ctx.host["name"]
+    listed = list_runs(ctx)["runs"]
     matches = [row for row in listed if row["run_id"].startswith(run_id) or row["run_id"].endswith(run_id)]
     if len(matches) != 1:
         raise UsageError(
-            f"{run_id!r} is ambiguous on {host.name}" if matches else f"no run {run_id!r} on {host.name}",
+            f"{run_id!r} is ambiguous on {host}" if matches else f"no run {run_id!r} on {host}",
             why=", ".join(row["run_id"] for row in matches),
-            fix=f"list its runs with `ctl ps --host {host.name}`",
+            fix=f"list its runs with `ctl ps --host {host}`",
             code="run-unknown",
         )
-    folder = RunFolder.create(workspace.runs_dir, matches[0]["run_id"])
-    folder.write_local(host=host.record(), status="launched")
-    return Run(folder, open_transport(host, ask=ask), host.record(), matches[0]["payload"], sinks)
+    return matches[0]["run_id"], matches[0]["payload"]
 
 
 # ------------------------------------------------------------------------------------- a host itself
@@ -351,9 +373,13 @@ def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Si
 def host_context(host: Host, *, ask: Ask | None, emit: Emit | None = None) -> Iterator[Context]:
     """Connect to a host, push the payload, and yield a context for its verbs (ps, probe)."""
     with open_transport(host, ask=ask) as transport:
-        ctx = Context(transport=transport, host=host.record(), payload=load_payload().digest, emit=emit or _discard)
-        _connect_and_push(ctx)
-        yield ctx
+        yield _pushed_context(host, transport, emit)
+
+
+def _pushed_context(host: Host, transport: Transport, emit: Emit | None = None) -> Context:
+    ctx = Context(transport=transport, host=host.record(), payload=load_payload().digest, emit=emit or _discard)
+    _connect_and_push(ctx)
+    return ctx
 
 
 def list_runs(ctx: Context) -> dict[str, Any]:

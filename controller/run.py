@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
-from controller.core.errors import CtlError, ExitCode, JobFailed, JobStopped, RefusedError
+from controller.afterwards import Afterwards, run_hook
+from controller.core.errors import CtlError, ExitCode, JobFailed, JobStopped, RefusedError, UsageError
 from controller.core.events import Event
+from controller.core.usage import usage
 from controller.diagnosis import with_triage
-from controller.runfolder import Recorder, RunFolder, room_for
+from controller.documents import Ledger, Summary
+from controller.localdisk import copying
+from controller.recorded import events as recorded_events
+from controller.recorded import ledger_records
+from controller.runfolder import ALREADY_WATCHED, Recorder, RunFolder
 from controller.stages import stop as stop_stage
 from controller.stages import watch as watch_stage
 from controller.stages.base import Context
@@ -22,6 +28,32 @@ from remote_payload.host.protocol import REFUSED, EndReason, HostRecord, Plan
 
 PATIENCE_S = 600.0
 """How long a watch tries to reach a host again before it detaches; the run itself is not affected."""
+
+REFRESH_PATIENCE_S = 20.0
+"""The same for one look at what is new: somebody waits for it."""
+
+FRESH_S = 1.0
+"""What was copied this recently is not asked for again: a loop over `logs()` does not hammer the host."""
+
+
+class Detached(KeyboardInterrupt):
+    """Somebody interrupted the waiting for a run; the run goes on. The message says how to go back to it.
+
+    It is a KeyboardInterrupt, so that the cells after an interrupted one are not run and no `except Exception`
+    takes it for a failure.
+    """
+
+    def __init__(self, run_id: str, host: str) -> None:
+        super().__init__(
+            f"detached: run {run_id} goes on, on {host}\n"
+            f'  go back to it     run = controller.attach("{run_id}"); run.wait()\n'
+            f"  stop it            run.stop()\n"
+            f"  in a terminal      ctl attach {run_id}"
+        )
+
+    def _render_traceback_(self) -> list[str]:
+        """For IPython: the message, without the frames that were interrupted."""
+        return str(self).splitlines()
 
 
 class Sink(Protocol):
@@ -39,9 +71,17 @@ class Run:
     """
 
     def __init__(
-        self, folder: RunFolder, transport: Transport, host: HostRecord, payload: str, sinks: Sequence[Sink] = ()
+        self,
+        folder: RunFolder,
+        transport: Transport,
+        host: HostRecord,
+        payload: str,
+        sinks: Sequence[Sink] = (),
+        *,
+        afterwards: Afterwards | None = None,
     ) -> None:
         self._folder = folder
+        self._afterwards = afterwards or Afterwards()
         self._sinks = list(sinks)
         self._recorder = Recorder(folder, host["name"], self._event)
         self._cancel = threading.Event()
@@ -49,7 +89,9 @@ class Run:
             transport=transport, host=host, payload=payload, emit=self._recorder, cancel=self._cancel
         )
         self._outcome: watch_stage.WatchOutcome | None = None
-        self._triaged: dict[str, Any] | None = None
+        self._copied: float | None = None
+        self._summary: Summary | None = None
+        self._screen: Callable[[Run], AbstractContextManager[Sink] | None] = lambda _: None
 
     @property
     def id(self) -> str:
@@ -68,8 +110,16 @@ class Run:
         """For the pipeline's stages."""
         return self._context
 
+    def flush(self) -> None:
+        """Have all that was seen from here on disk. Raises OSError."""
+        self._recorder.flush()
+
     def add_sink(self, sink: Sink) -> None:
         self._sinks.append(sink)
+
+    def show_with(self, screen: Callable[[Run], AbstractContextManager[Sink] | None]) -> None:
+        """Have `wait` show the run on what `screen` returns, which may be None for nothing."""
+        self._screen = screen
 
     # ------------------------------------------------------------------------------------ what is known
 
@@ -88,29 +138,70 @@ class Run:
         return self.state in ("finished", "lost")
 
     @property
-    def summary(self) -> dict[str, Any] | None:
-        """The run's summary.json once it has ended, with `triage` (see `diagnosis`) added, else None."""
+    def summary(self) -> Summary | None:
+        """The run's summary.json once it has ended, else None.
+
+        `triage` (see `diagnosis`), `gpu_hours` and `cost` (see `core.usage`) are added here.
+        """
         document = self._folder.read("summary.json")
-        if document is not None and self._triaged is None:
-            self._triaged = with_triage(document, self._folder)
-        return self._triaged if document is not None else None
+        if document is not None and self._summary is None:
+            used = usage(
+                self._folder.read("plan.json"),
+                self._folder.read("result.json"),
+                self._afterwards.price_per_gpu_hour,
+            )
+            self._summary = Summary({**with_triage(document, self._folder), **used})
+        return self._summary if document is not None else None
 
     @property
     def problem(self) -> Mapping[str, Any] | None:
         """The first problem of an unsuccessful run: {code, what, why, fix, traceback?, rank?}."""
-        problems = (self.summary or {}).get("problems") or []
+        problems = (self.summary or Summary()).get("problems") or []
         return problems[0] if problems else None
 
     def logs(self) -> Iterator[bytes]:
-        """Yield the raw bytes of the job's output that are held here, with a line of ours for each declared gap."""
+        """Yield the raw bytes of the job's output, with a line of ours for each declared gap.
+
+        Of a run that has not ended, what is new on the host is copied here first.
+        """
+        self._refresh_if_stale()
         for part in self._folder.mirror.log_parts():
             yield from read_part(part)
+
+    def events(self) -> list[Event]:
+        """Return everything that was reported of the run, of all writers by time; refreshed as `logs` is."""
+        self._refresh_if_stale()
+        return recorded_events(self._folder)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What became of each sample so far: one record for each line of the ledgers; refreshed as `logs` is."""
+        self._refresh_if_stale()
+        return Ledger({"rank": rank, **record} for record, rank in ledger_records(self._folder))
+
+    def refresh(self) -> None:
+        """Bring the local copy up to date, unless somebody on this workstation does so all the time.
+
+        Raises ConnectionFailed, ConnectionLost, LocalDiskFull.
+        """
+        self._context.transport.connect()  # a watch would go on trying, which nobody asked for
+        try:
+            self.watch(follow=False, patience_s=REFRESH_PATIENCE_S)
+        except UsageError as error:
+            if error.code != ALREADY_WATCHED:
+                raise
+
+    def _refresh_if_stale(self) -> None:
+        known = self._copied is not None and time.monotonic() - self._copied < FRESH_S
+        if not self.ended and not known:
+            self.refresh()
 
     # --------------------------------------------------------------------------------------- what to do
 
     def watch(self, *, patience_s: float = PATIENCE_S, follow: bool = True) -> watch_stage.WatchOutcome:
         """Copy the run's streams here until it ends, `detach()` is called, or patience ends."""
-        with room_for(self._folder), self._folder.watching():
+        with copying(self._folder.path), self._folder.watching():
+            self._cancel.clear()  # a `detach` was meant for an earlier watch: there is one at a time
             self._recorder("stage", name="watch", status="started")
             self._outcome = watch_stage.run(
                 self._context,
@@ -123,34 +214,49 @@ class Run:
             )
             status = "done" if self._outcome.ended else "skipped"
             self._recorder("stage", name="watch", status=status, text=self._outcome.state)
+        self._copied = time.monotonic()
+        if self._outcome.ended:
+            self._finish()
         return self._outcome
 
     def wait(self, timeout: float | None = None) -> Run:
-        """Watch until the run has ended, and return self.
+        """Watch until the run has ended, and return self; in a notebook it is shown while it goes on.
 
         `timeout` is in seconds. Raises TimeoutError when it has passed or when the host was out of reach for
-        longer than `PATIENCE_S`; the run goes on and may be waited for again.
+        longer than `PATIENCE_S`; the run goes on and may be waited for again. An interrupt (Ctrl-C, the stop button
+        of a notebook) raises Detached: it ends the waiting, not the run.
         """
+        try:
+            return self._wait(timeout)
+        except KeyboardInterrupt:
+            raise Detached(self.id, self.host) from None
+
+    def _wait(self, timeout: float | None) -> Run:
+        if self.ended:
+            return self
         with ExitStack() as stack:
+            screen = self._screen(self)
+            if screen is not None:
+                self._sinks.append(sink := stack.enter_context(screen))
+                stack.callback(self._sinks.remove, sink)
             if timeout is not None:
                 timer = threading.Timer(timeout, self.detach)
                 timer.daemon = True
                 timer.start()
                 stack.callback(timer.cancel)
-            self._cancel.clear()
             started = time.monotonic()
             outcome = self.watch()
         if not outcome.ended:
             raise TimeoutError(f"run {self.id} is {self.state} after {time.monotonic() - started:.0f} s")
         return self
 
-    def result(self, timeout: float | None = None) -> dict[str, Any]:
+    def result(self, timeout: float | None = None) -> Summary:
         """Wait, and return the summary. Raises JobFailed, JobStopped or RefusedError if it is no success."""
         self.wait(timeout)
         error = self.error()
         if error is not None:
             raise error
-        return self.summary or {}
+        return self.summary or Summary()
 
     def detach(self) -> None:
         """End a `watch` or `wait` that another thread is in; the run goes on."""
@@ -162,7 +268,7 @@ class Run:
 
     def error(self) -> CtlError | None:
         """Return what an unsuccessful end means as an error, None for a success or while it runs."""
-        cause = (self.summary or {}).get("triage") or {}
+        cause = (self.summary or Summary()).get("triage") or {}
         problem = cause if cause.get("known") else self.problem
         return end_error(self.id, self.state, self._folder.read("result.json"), problem)
 
@@ -178,6 +284,45 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run {self.id} on {self.host}: {self.state}>"
+
+    def __rich__(self) -> object:
+        from controller.ui.notebook import run_renderable
+
+        return run_renderable(self._described())
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        from controller.ui.notebook import run_bundle
+
+        return run_bundle(self._described())
+
+    def _described(self) -> dict[str, Any]:
+        """What is known here, for a person; asks nobody."""
+        result = self._folder.read("result.json")
+        plan = self._folder.read("plan.json") or {}
+        return {
+            "run_id": self.id,
+            "host": self.host,
+            "state": "launched" if self.state == "unknown" else self.state,
+            "end_reason": (result or {}).get("end_reason"),
+            "name": (plan.get("job") or {}).get("name"),
+            "folder": str(self._folder.path),
+            "summary": self.summary,
+            "problem": self.problem,
+        }
+
+    def _finish(self) -> None:
+        """Run the host's hook for an ended run; what goes wrong with it is a warning, and nothing of the run's."""
+        if self._afterwards.on_finish is None:
+            return
+        document = self.summary or {
+            "schema_version": 1, "run_id": self.id, "state": self.state, "end_reason": None, "hosts": [self.host],
+        }  # fmt: skip
+        try:
+            problem = run_hook(self._folder, self._afterwards.on_finish, document)
+        except OSError as error:
+            problem = f"it could not be begun: {error}"
+        if problem is not None:
+            self._recorder("notice", level="warn", code="on-finish", text=f"on_finish: {problem}")
 
     def _event(self, event: Event) -> None:
         for sink in self._sinks:

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from controller.core.errors import LocalDiskFull, UsageError
+from controller.core.errors import UsageError
 from controller.core.events import Event
 from controller.core.suggest import nearest
 from controller.history import entries
 from controller.private import private, write_private
 from controller.stages.mirror import LOCAL_EVENTS, Mirror
-from remote_payload.host.protocol import RUN_ID, check_run_id
+from remote_payload.host.layout import RUN_ID, check_run_id
 
 LOCAL_SCHEMA = 1
 
@@ -98,23 +98,11 @@ class RunFolder:
             yield
 
 
-@contextmanager
-def room_for(folder: RunFolder) -> Iterator[None]:
-    """Turn a full disk below the folder into LocalDiskFull; what is copied already stays, and is gone on from."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise LocalDiskFull(
-            f"this workstation has no room for the copy of run {folder.run_id}",
-            why=f"{folder.path}: {error.strerror}; the run goes on, nothing of it is lost",
-            fix=f"make room, then go on at the byte with `ctl attach {folder.run_id}`",
-        ) from error
-
-
 class Recorder:
-    """Writes the controller's own events to `events/controller.jsonl` and hands them to the sinks."""
+    """Writes the controller's own events to `events/controller.jsonl` and hands them to the sinks.
+
+    A disk that takes none does not disturb what is being told: the lines wait for the next event, or for `flush`.
+    """
 
     def __init__(self, folder: RunFolder, host: str, sink: Callable[[Event], None]) -> None:
         self._path = folder.path / "events" / LOCAL_EVENTS
@@ -122,24 +110,59 @@ class Recorder:
         self._host = host
         self._sink = sink
         self._lock = threading.Lock()
+        self._waiting = b""
         # A later attach continues the sequence; the file has one writer at a time (see RunFolder.watching).
         self._seq = self._path.read_bytes().count(b"\n") if self._path.is_file() else 0
 
     def __call__(self, event_type: str, /, **fields: object) -> None:
+        failed: OSError | None = None
         with self._lock:
-            event = Event(
-                type=event_type,
-                run=self._run,
-                host=self._host,
-                writer="controller",
-                seq=self._seq,
-                t=time.time(),
-                data=fields,
-            )
-            self._seq += 1
-            with open(self._path, "a", encoding="utf-8", opener=private) as stream:
-                stream.write(event.to_json() + "\n")
+            event = self._event(event_type, fields)
+            first = not self._waiting
+            self._waiting += event.to_json().encode() + b"\n"
+            try:
+                self._write()
+            except OSError as error:
+                failed = error if first else None
         self._sink(event)
+        if failed is not None:
+            self(
+                "notice",
+                level="warn",
+                code="events-unwritten",
+                text=f"{self._path} cannot be written for now: {failed.strerror}",
+            )
+
+    def flush(self) -> None:
+        """Write what waits. Raises OSError."""
+        with self._lock:
+            self._write()
+
+    def _event(self, event_type: str, fields: dict[str, object]) -> Event:
+        event = Event(
+            type=event_type,
+            run=self._run,
+            host=self._host,
+            writer="controller",
+            seq=self._seq,
+            t=time.time(),
+            data=fields,
+        )
+        self._seq += 1
+        return event
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        with open(self._path, "ab", buffering=0, opener=private) as stream:
+            size = stream.tell()
+            try:
+                if stream.write(self._waiting) < len(self._waiting):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+            except OSError:
+                stream.truncate(size)  # half a line would be the beginning of the next one
+                raise
+        self._waiting = b""
 
 
 def list_runs(runs_dir: Path) -> list[RunFolder]:

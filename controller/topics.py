@@ -26,9 +26,10 @@ Environment
     CTL_PLAYBOOK   the playbook, when no --playbook is given
     CTL_RUNS_DIR   where run folders are kept (default: ./ctl-runs)
     CTL_CONFIG     the project's hosts.toml, instead of the nearest one upwards
-    NO_COLOR       no colour; TERM=dumb and CI also mean plain lines instead of the live view
+    NO_COLOR       plain lines instead of the dashboard, as with CI and TERM=dumb
     XDG_CONFIG_HOME/ctl/hosts.toml, XDG_CONFIG_HOME/ctl/playbooks    your own hosts and playbooks
     XDG_STATE_HOME/ctl/history.jsonl                                 every run launched from here
+    XDG_STATE_HOME/ctl/defects/                                      tracebacks of errors that are ctl's own
 
 A flag beats the environment, the environment the project's file, that your own, and that the shipped one:
 `ctl config show` prints the origin of every value.
@@ -43,19 +44,34 @@ JSON
 An error is a document too: {"schema_version": 1, "error": {"code", "what", "why", "fix", "data"?}}, with the same
 exit code as without --json. `--progress json` prints every event as a line on stderr.
 
-`extract`, `run`, `attach` and `summary` print the run's summary:
+docs/json.md lists the fields of every verb. `extract`, `run`, `attach` and `summary` print the run's summary:
 
     kind, run_id, state, end_reason, hosts      what it was and how it ended
     gpus_clean                                  true, false or "unknown": measured after the end
     problems [{code, what, fix, traceback?}]    empty for a success
     timings {push_s, preflight_s, load_s, ...}  seconds
     versions                                    of Python, torch, vLLM on the host
+    gpu_hours, cost {price_per_gpu_hour, total} null where not known
     samples {expected, written, skipped, failed, missing}, tokens, bytes, tokens_per_s, bytes_per_s
     boundaries, states [{boundary, norm_mean, norm_max, nan, inf, zero_rows}], shape {hidden, states, dtype}
     format, model, num_layers                   extraction only, like the two lines above
+    survey {files, bytes, records, groups, nan, damaged, unread}   of commands with outputs
 
-`stop`, `ps`, `preflight`, `plan`, `hosts` and `config show` have documents of their own, with the fields that their
-tables show.
+Every other verb that looks or acts has a document of its own.
+""",
+    "run": """\
+Commands
+
+    ctl run --host H -- python train.py --epochs 3    a one-off; the words after `--` are passed on as they are
+    ctl run --host H --tracebacks -- python train.py  with whole tracebacks of every Python process
+    ctl run train --host H                            the command playbook playbooks/train.toml
+    ctl run train --host H -- --epochs 5              the words follow the playbook's own
+    ctl run train --host H --dry-run                  what would be uploaded, run, deleted
+    ctl stacks --last                                 what each Python process is doing now
+    ctl summary --last                                what it wrote: shapes, dtypes, counts, NaN
+
+A playbook has `kind = "command"` and `argv`, and may have uploads, container, env, secrets, outputs, progress,
+preflight, limits, success and summary; docs/playbooks-command.md shows each.
 """,
     "boundaries": """\
 Boundaries
@@ -69,5 +85,17 @@ output before the final norm.
 `boundaries = "eagle3"` means [2, N//2, N-3, N]; for Kimi-K2.5 (N = 61) that is 2, 30, 58, 61. Other systems count
 differently: SpecForge, TorchSpec, AngelSlim and speculators 0.3 number a layer's output, so their id k is boundary
 k + 1; vLLM and speculators from 0.5 on use the boundary itself. Every sample file says which boundaries it holds.
+""",
+    "hooks": """\
+Hooks
+
+`on_finish` of a host in hosts.toml (or of [defaults], or in your own file) is run on this workstation when a run has
+ended: a command as a list of words, without a shell, or "notify" for a notification of the desktop.
+
+    on_finish = ["/home/me/bin/tell-the-team", "--channel", "gpu"]
+
+It gets the run's summary as JSON on its stdin, and CTL_RUN_ID, CTL_RUN_DIR and CTL_END_REASON in its environment. It
+runs once for a run, by whoever sees the end first (`extract`, `attach`, `logs --follow`, a notebook). It has 60
+seconds. Its failure is a warning, and changes neither the run nor ctl's exit code.
 """,
 }

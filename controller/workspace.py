@@ -17,14 +17,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from controller.core.command import CommandPlaybook
 from controller.core.config import BUILT_IN, Config, build, settings
 from controller.core.errors import ConfigError, UsageError
-from controller.core.model import Host, Playbook, Secret
+from controller.core.model import Host, Playbook
 from controller.core.playbook import parse_playbook
 from controller.core.redaction import is_secret
 from controller.core.sources import Layer, Source, includes
 from controller.core.suggest import did_you_mean
 from controller.core.tomltext import parse
+from controller.secretsources import read_secret
 
 MAX_SSH_INCLUDES = 64
 """Files read for ssh aliases; OpenSSH itself allows includes 16 deep."""
@@ -62,11 +64,30 @@ class Workspace:
         return found
 
     def playbook(self, wanted: str | None, host: Host | None = None) -> Playbook:
-        """Return the playbook of a name or path, else of the setting, else the host's own.
+        """Return the extraction of a name or path, else of the setting, else the host's own.
 
-        What ends in .toml or holds a slash is a path. Raises UsageError if none was asked for, ConfigError if it
-        does not exist or is not valid.
+        What ends in .toml or holds a slash is a path. Raises UsageError if none was asked for or if it is of another
+        kind, ConfigError if it does not exist or is not valid.
         """
+        found = self._playbook(wanted, host)
+        if isinstance(found, CommandPlaybook):
+            raise UsageError(
+                f"playbook `{found.name}` is a command, not an extraction", fix=f"use `ctl run {found.name}`"
+            )
+        return found
+
+    def command_playbook(self, wanted: str) -> CommandPlaybook:
+        """Return the command playbook of a name or path. Raises as `playbook`."""
+        found = self._playbook(wanted, None)
+        if isinstance(found, Playbook):
+            raise UsageError(
+                f"playbook `{found.name}` is an extraction, not a command",
+                fix=f"use `ctl extract --playbook {found.name}`; a command line stands after `--`: "
+                f"ctl run --host NAME -- {wanted}",
+            )
+        return found
+
+    def _playbook(self, wanted: str | None, host: Host | None) -> Playbook | CommandPlaybook:
         name = wanted or self.config.playbook(host)
         if name is None:
             raise UsageError(
@@ -90,30 +111,23 @@ class Workspace:
             raise ConfigError(f"there is no playbook {path}", fix="check the path, or give a playbook's name")
         return parse_playbook(path.stem, str(path), text)
 
-    def secret_values(self, host: Host, playbook: Playbook | None) -> dict[str, str]:
+    def secret_values(self, host: Host, playbook: Playbook | CommandPlaybook | None) -> dict[str, str]:
         """Return the values of a job's secrets, by environment variable, for the start request only.
 
-        They come from `secrets` of the host and from secret names in the `env` tables. Raises ConfigError naming
-        the secret whose source is missing; never its value.
+        They come from `secrets` of the host (for a command playbook: those that it names) and from secret names in
+        the `env` tables. Raises ConfigError naming the secret whose source is missing; never its value.
         """
         env = {**host.env, **(playbook.env if playbook else {})}
+        wanted = set(host.secrets)
+        if isinstance(playbook, CommandPlaybook):
+            env, wanted = playbook.env, set(playbook.secrets)
         values = {name: value for name, value in env.items() if is_secret(name)}
-        return {**values, **{name: self._secret(name, source, host) for name, source in host.secrets.items()}}
-
-    def _secret(self, name: str, source: Secret, host: Host) -> str:
-        where = f"secret `{name}` of host `{host.name}`"
-        if source.env is not None:
-            value = self.environ.get(source.env)
-            if not value:
-                raise ConfigError(
-                    f"{where} is not set", fix=f"set {source.env} in your environment", code="no-secret"
-                )
-            return value
-        assert source.file is not None
-        text = _read(Path(source.file))
-        if not text or not text.strip():
-            raise ConfigError(f"{where} has no value", fix=f"write it into {source.file}", code="no-secret")
-        return text.rstrip("\r\n")
+        named = {
+            name: read_secret(name, source, host.name, self.environ)
+            for name, source in host.secrets.items()
+            if name in wanted
+        }
+        return {**values, **named}
 
 
 def load_workspace(
@@ -121,8 +135,11 @@ def load_workspace(
     cwd: Path | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, str | None] | None = None,
+    texts: Mapping[Path, str] | None = None,
 ) -> Workspace:
     """Find and read all configuration. `flags` has the keys of `config.SETTINGS`.
+
+    `texts`, by absolute path, stand for what is in those files, or would be: to check a change before it is made.
 
     Raises ConfigError naming file, line and key.
     """
@@ -130,14 +147,18 @@ def load_workspace(
     environ = os.environ if environ is None else environ
     flags = flags or {}
     chosen = settings(flags, environ).get("config")
-    project = _chosen(cwd / _expand(chosen.value, environ), chosen.origin) if chosen else _nearest(cwd, environ)
-    user = _config_home(environ) / "ctl" / "hosts.toml"
+    texts = texts or {}
+    if chosen:
+        project: Path | None = _chosen(cwd / _expand(chosen.value, environ), chosen.origin)
+    else:
+        project = cwd / "hosts.toml" if cwd / "hosts.toml" in texts else _nearest(cwd, environ)
+    user = user_file(environ)
     shipped = shipped_folder() / "hosts.toml"
     sources: list[Source] = []
     seen: set[Path] = set()
     for path, layer in ((project, Layer.PROJECT), (user, Layer.USER), (shipped, Layer.SHIPPED)):
         if path is not None:
-            sources += _with_includes(path, layer, seen, environ)
+            sources += _with_includes(path, layer, seen, environ, texts)
     config = build(
         sources,
         flags=flags,
@@ -187,7 +208,9 @@ def ssh_patterns(home: Path) -> Iterator[str]:
                     waiting += [Path(found) for found in sorted(glob.glob(str(pattern)))]
 
 
-def _with_includes(path: Path, layer: Layer, seen: set[Path], environ: Mapping[str, str]) -> Iterator[Source]:
+def _with_includes(
+    path: Path, layer: Layer, seen: set[Path], environ: Mapping[str, str], texts: Mapping[Path, str]
+) -> Iterator[Source]:
     """Yield a file and what it includes, each once over all layers: the highest layer that has it counts."""
     waiting: list[tuple[Path, str | None]] = [(path, None)]
     while waiting:
@@ -195,7 +218,7 @@ def _with_includes(path: Path, layer: Layer, seen: set[Path], environ: Mapping[s
         if current.resolve() in seen:
             continue
         seen.add(current.resolve())
-        text = _read(current)
+        text = texts.get(current) or _read(current)
         document = None if text is None else parse(str(current), text)
         yield Source(path=str(current), layer=layer, document=document, included_by=includer)
         if document is not None:
@@ -230,6 +253,11 @@ def _read(path: Path) -> str | None:
 
 def _home(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("HOME") or Path.home())
+
+
+def user_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the path of your own hosts.toml, which may not exist."""
+    return _config_home(environ) / "ctl" / "hosts.toml"
 
 
 def _config_home(environ: Mapping[str, str]) -> Path:

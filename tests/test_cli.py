@@ -55,6 +55,7 @@ def complete(folder: Path, line: str) -> list[str]:
         ("ctl plan --host gpu1 --playbook eagle", ["eagle3-kimi-k2.5"]),
         ("ctl attach ", ["20260101-000000-abcdef"]),
         ("ctl help exit", ["exit-codes"]),
+        ("ctl extract --stale q", ["quarantine"]),
     ],
 )
 def test_shells_complete_verbs_hosts_playbooks_runs_and_topics(folder: Path, line: str, words: list[str]) -> None:
@@ -69,7 +70,7 @@ def test_a_broken_configuration_completes_nothing_and_says_nothing(folder: Path)
 def test_a_typo_is_answered_with_the_nearest_verb(folder: Path) -> None:
     done = ctl(folder, "extrct")
     assert done.returncode == 2
-    assert "'extract'" in done.stderr
+    assert "hint: did you mean `extract`?" in done.stderr
 
 
 @pytest.mark.parametrize("topic", sorted(TOPICS))

@@ -13,6 +13,7 @@ from support.recorded import failing, healthy
 
 from controller import diagnosis
 from controller.core.errors import UsageError
+from controller.core.events import Event
 from controller.diagnosis import diagnose_files, diagnose_run, problem_lines, with_triage
 from controller.runfolder import RunFolder
 
@@ -51,6 +52,41 @@ def test_a_run_with_events_is_judged_by_them(tmp_path: Path) -> None:
     found = diagnose_run(make_run(tmp_path, b"nothing to see\n", events=failing().events)).triage
     assert found is not None
     assert (found.code, found.rank) == ("layer-signature", 3)
+
+
+def kernel_said(text: str) -> Event:
+    """What the supervisor of a failed run keeps of the kernel's log."""
+    data = {"level": "warn", "code": "kernel", "text": text}
+    return Event(type="notice", run=RUN_ID, host="h", writer="supervisor", seq=1, t=1.0, data=data)
+
+
+def test_what_the_hosts_kernel_said_is_evidence(tmp_path: Path) -> None:
+    log = (LOGS / "cpu-0.32-killed-rank.log").read_bytes()
+    found = diagnose_run(make_run(tmp_path / "a", log)).triage
+    assert found is not None
+    assert found.code == "killed"
+    oom = kernel_said("Out of memory: Killed process 4242 (VLLM::Worker_TP) total-vm:1kB")
+    found = diagnose_run(make_run(tmp_path / "b", log, events=[oom])).triage
+    assert found is not None
+    assert found.code == "oom-killed"
+    assert [(quote.segment, quote.line) for quote in found.evidence] == [("events/supervisor.jsonl", 0)]
+    # Beside an exception it is only told.
+    xid = kernel_said("NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.")
+    found = diagnose_run(make_run(tmp_path / "c", KEYERROR.read_bytes(), events=[xid])).triage
+    assert found is not None
+    assert found.code == "topk-method"
+    assert any("Xid" in quote.text for quote in found.context)
+
+
+def test_files_of_events_come_before_the_logs_beside_them(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, KEYERROR.read_bytes(), events=failing().events)
+    events = sorted((folder.path / "events").iterdir())
+    found = diagnose_files([KEYERROR, *events]).triage
+    assert found is not None
+    assert (found.code, found.rank) == ("layer-signature", 3)
+    alone = diagnose_files(events).triage
+    assert alone is not None
+    assert alone.code == found.code
 
 
 @pytest.mark.parametrize("reason", ["succeeded", "stopped", "cancelled"])

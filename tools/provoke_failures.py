@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -218,10 +219,6 @@ class Worker(CPUWorker):
         script="step(start(tensor_parallel_size=2))", env=TWO_RANKS,
         mount="mount -t tmpfs -o size=1m tmpfs /dev/shm",
     ),
-    "tmp-full": Scenario(
-        script="step(start(enforce_eager=False))",
-        mount='mkdir $D/tmp && mount -t tmpfs -o size=256k tmpfs $D/tmp && export TMPDIR=$D/tmp',
-    ),
     "port-taken": Scenario(
         script="""
 import socket
@@ -232,7 +229,10 @@ if not os.fork():
 os.wait()
 """,
     ),
-    "tokenizer-missing": Scenario(spoil=_no_tokenizer, script="step(start(skip_tokenizer_init=False))"),
+    "tokenizer-missing": Scenario(
+        spoil=_no_tokenizer,
+        script="start(skip_tokenizer_init=False).generate('a text', SamplingParams(max_tokens=1))",
+    ),
     "remote-code": Scenario(spoil=_remote_code),
     "architecture": Scenario(spoil=_edit("config.json", lambda c: c.update(architectures=["NobodyForCausalLM"]))),
     "config-key": Scenario(spoil=_edit("config.json", lambda c: c.pop("num_attention_heads"))),
@@ -274,7 +274,11 @@ def provoke(name: str, models: Path) -> bytes:
             argv = ["unshare", "-m", "sh", "-c", f'{scenario.mount}; exec "$@"', "sh", *argv]
         with open(folder / "log", "w+b") as log:
             ended = subprocess.Popen(argv, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
-            code = ended.wait(timeout=TIMEOUT_S)
+            try:
+                code = ended.wait(timeout=TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(ended.pid, signal.SIGKILL)
+                raise
             log.seek(0)
             print(f"{name}: exit code {code}", file=sys.stderr)
             return shorten(neutral(log.read(), folder))

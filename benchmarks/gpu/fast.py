@@ -115,41 +115,77 @@ def _other_engine(arguments: argparse.Namespace, eager: bool) -> dict[str, Any]:
 
 
 def ours(arguments: argparse.Namespace, eager: bool, prompts: list[list[int]], output: Path) -> list[float]:
-    """The product's own driver, step by step, so that only prefill and writing are timed, as for the others."""
-    from support.extraction import make_run
+    """The product's own worker and admission, so that only prefill and writing are timed, as for the others."""
+    extraction = Capturing(arguments, eager, prompts, output)
+    print("PATH", extraction.path, flush=True)
+    extraction.capture(WARM_UP)
+    return [sum(extraction.capture(len(prompts))) for _ in range(ROUNDS)]
 
-    from remote_payload.extract import engine as driver
-    from remote_payload.extract.dataset import Sample, Samples
-    from remote_payload.extract.settings import capture_settings, engine_arguments, load_job, read_model_facts
-    from remote_payload.host.journal import EventWriter
 
-    run = make_run(
-        ROOT / "fast" / f"{arguments.model}-{os.getpid()}", model=str(MODELS / arguments.model),
-        data=str(DATA / "prompts.jsonl"), dtype="bfloat16", max_seq_len=MAX_SEQ_LEN, output=str(output),
-        engine=engine(arguments, eager), accelerator="cuda",
-    )  # fmt: skip
-    os.environ.update(CTL_RUN_DIR=str(run.folder), CTL_HOST="here")
-    job = load_job(os.environ)
-    facts = read_model_facts(job.spec)
-    settings = capture_settings(job.spec, facts)
-    extraction = driver.Extraction(job, EventWriter(job.paths.events, "driver", job.run_id, job.host))
-    llm = extraction._load(engine_arguments(job, settings, facts))
-    warm, samples = Samples(), Samples()
-    for index, ids in enumerate(prompts):
-        samples.add(Sample(index=index, token_ids=ids, loss_mask=None))
-        if index < WARM_UP:
-            warm.add(Sample(index=index, token_ids=ids, loss_mask=None))
-    print("PATH", extraction._choose_path(llm, settings, samples), flush=True)
+class Capturing:
+    """The product's engine with its worker (or `worker`, a subclass), proved and ready to capture."""
 
-    def capture(wanted: Samples) -> float:
+    def __init__(
+        self, arguments: argparse.Namespace, eager: bool, prompts: list[list[int]], output: Path, worker: str = ""
+    ) -> None:
+        from support.extraction import make_run
+
+        from remote_payload.extract import engine as driver
+        from remote_payload.extract.dataset import Sample, Samples
+        from remote_payload.extract.progress import PatientEvents
+        from remote_payload.extract.settings import capture_settings, engine_arguments, load_job, read_model_facts
+        from remote_payload.host.journal import EventWriter
+
+        run = make_run(
+            ROOT / "fast" / f"{arguments.model}-{os.getpid()}", model=str(MODELS / arguments.model),
+            data=str(DATA / "prompts.jsonl"), dtype="bfloat16", max_seq_len=MAX_SEQ_LEN, output=str(output),
+            engine=engine(arguments, eager), accelerator="cuda", store_dtype=arguments.store_dtype,
+        )  # fmt: skip
+        os.environ.update(CTL_RUN_DIR=str(run.folder), CTL_HOST="here")
+        job = load_job(os.environ)
+        facts = read_model_facts(job.spec)
+        settings = capture_settings(job.spec, facts)
+        self._events = PatientEvents(EventWriter(job.paths.events, "driver", job.run_id, job.host))
+        extraction = driver.Extraction(job, self._events)
+        given = engine_arguments(job, settings, facts)
+        self.llm = extraction._llm = extraction._load({**given, **({"worker_cls": worker} if worker else {})})
+        self.samples = Samples()
+        for index, ids in enumerate(prompts):
+            self.samples.add(Sample(index=index, token_ids=ids, loss_mask=None))
+        self.path = extraction._choose_path(self.llm, settings, self.samples)
+        self._room = extraction._room()
+        self._ledgers = job.paths.ledger
+        self._rounds = 0
+
+    def capture(self, count: int) -> tuple[float, float]:
+        """Capture the first `count` samples; return the seconds until the last file, and those of what followed."""
+        from remote_payload.extract.admission import Admission
+        from remote_payload.extract.progress import Counts, LedgerTail, Progress
+        from remote_payload.extract.requests import VllmEngine
+
+        self._rounds += 1
+        tail, inner, number = LedgerTail(self._ledgers), VllmEngine(self.llm), self._rounds
+        list(tail.read())  # the lines of earlier rounds
+
+        class Numbered:
+            """Every round's requests under names of their own."""
+
+            step, busy, status = inner.step, inner.busy, inner.status
+
+            def add(self, request_id: str, sample: Any) -> None:
+                inner.add(f"{number}.{request_id}", sample)
+
+        wanted = [sample for sample, _ in zip(self.samples, range(count), strict=False)]
         started = time.monotonic()
-        for window in driver._windows(wanted):
-            driver._prefill(llm, window)
-        llm.collective_rpc("ctl_drain")
-        return time.monotonic() - started
+        with Progress(self._events, total=count, skipped=0, kept=Counts()) as progress:
+            Admission(Numbered(), self._room, tail, progress, _say).run(wanted)
+        written = time.monotonic()
+        self.llm.collective_rpc("ctl_drain")
+        return written - started, time.monotonic() - written
 
-    capture(warm)
-    return [capture(samples) for _ in range(ROUNDS)]
+
+def _say(level: str, code: str, text: str) -> None:
+    print(level, code, text, flush=True)
 
 
 KINDS = {"plain": plain, "ours": ours, "vllm": connector}
@@ -199,6 +235,7 @@ def main() -> int:
     parser.add_argument("--batched-tokens", type=int, default=16384)
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--output", default=str(MEMORY))
+    parser.add_argument("--store-dtype", default="auto")
     parser.add_argument("--tag", default="")
     parser.add_argument("--child", help="run one row in this process")
     arguments = parser.parse_args()

@@ -58,6 +58,21 @@ DEEPSEEK_WIDE = {
     "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
 }  # fmt: skip
 
+IMAGE_PROCESSOR = """from transformers import BaseImageProcessor
+
+
+class BenchImageProcessor(BaseImageProcessor):
+    num_frames_per_chunk = 4
+
+    def __init__(self, media_proc_cfg=None, **kwargs):
+        super().__init__(**kwargs)
+        self.media_proc_cfg = media_proc_cfg
+
+    def media_tokens_calculator(self, media):
+        return 1
+"""
+"""As much of an image processor as vLLM asks for before it serves prompts without images."""
+
 
 def qwen3_8b(out: Path) -> None:
     _config(out, {
@@ -108,7 +123,16 @@ def kimi_truth(out: Path) -> None:
         "media_placeholder_token_id": MEDIA_TOKEN, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
         "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
     })  # fmt: skip
-    (out / "preprocessor_config.json").write_text(json.dumps({"media_proc_cfg": MEDIA}))
+    # Releases of transformers and vLLM disagree on the image processor's name, so the checkpoint brings its own.
+    (out / "image_processing_bench.py").write_text(IMAGE_PROCESSOR)
+    (out / "preprocessor_config.json").write_text(
+        json.dumps(
+            {
+                "media_proc_cfg": MEDIA, "image_processor_type": "BenchImageProcessor",
+                "auto_map": {"AutoImageProcessor": "image_processing_bench.BenchImageProcessor"},
+            }
+        )
+    )  # fmt: skip
     _tokenizer(out)
 
 

@@ -1,12 +1,12 @@
 """The product on real GPUs: `ctl` over SSH on loopback, from preflight to the summary, and every way to end a run.
 
-    python product.py [--gpus N]      N: GPUs of this host, all used by each run
+    python product.py [--gpus N]      N: GPUs used by each run, of all that this host has
 
 Steps, each with the GPUs' memory and processes and /dev/shm before and after:
 
 | step            | what is done | what must hold |
 |---|---|---|
-| extract         | a whole extraction, compiled | exit 0, summary finished, GPUs clean |
+| extract         | a whole extraction, rehearsed, compiled | exit 0, summary finished, GPUs clean |
 | busy            | a process holds a GPU | preflight refuses, nothing starts |
 | dirty           | memory in use by a process that nvidia-smi cannot see | kept as test data |
 | stop in load    | `ctl stop` while the engine loads | killed, back to the baseline |
@@ -75,7 +75,7 @@ bootstrap_python = {json.dumps(sys.executable)}
 workdir = {json.dumps(str(HOST))}
 output_roots = ["output"]
 lease_dir = "lease"
-gpus = {self.gpus}
+gpus = {len(gpu_state()["memory_mib"])}
 gpu_name = "NVIDIA H200"
 
 [hosts.gpu.env]
@@ -100,7 +100,10 @@ boundaries = "eagle3"
 [output]
 path = "output/{name}"
 stale = "clear"
+[rehearse]
+mode = "{"always" if name == "compiled" else "never"}"
 [engine]
+tensor_parallel_size = {self.gpus}
 load_format = "dummy"
 enforce_eager = {str(eager).lower()}
 max_num_batched_tokens = 16384

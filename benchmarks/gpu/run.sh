@@ -2,12 +2,13 @@
 # Run the GPU benchmarks on a bare machine with NVIDIA GPUs, Python 3.12, torch 2.11 (CUDA 13) and transformers.
 # Usage: run.sh [--bundle FILE] PART ...     PART: right product fast, or "NAME:ARGUMENTS", as in "fast:--tp 2"
 #   --bundle  the concatenated part0..part4 of pack.sh; unpacked once. tools.tgz must be unpacked beside this checkout.
+# CTL_CARRIED: where tools.tgz was unpacked, if not beside this checkout.
 # Results: $OUT/*.json, $OUT/logs.tgz (logs, run folders, nvidia-smi); default $OUT: /tmp/ctl-gpu/out.
 # It changes the machine: a .pth file for the vLLM bundle, a user `sshd`, /run/sshd. Use a machine of your own.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
-carried=$(dirname "$repo") # ssh/ and ctlsite/ of tools.tgz
+carried=${CTL_CARRIED:-$(dirname "$repo")} # ssh/ and ctlsite/ of tools.tgz
 export BENCH_ROOT=${BENCH_ROOT:-/tmp/ctl-gpu} OUT=${OUT:-/tmp/ctl-gpu/out} PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 part_limit_s=${PART_LIMIT_S:-300}
 mkdir -p "$OUT" "$BENCH_ROOT"

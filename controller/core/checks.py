@@ -9,6 +9,7 @@ from typing import Any
 from controller.core.arithmetic import written
 from controller.core.checks_arithmetic import check_arithmetic
 from controller.core.checks_capability import check_capability
+from controller.core.checks_command import check_command
 from controller.core.checks_engine import check_engine
 from controller.core.checks_functional import check_functional
 from controller.core.checks_gpus import check_gpus, check_processes
@@ -50,12 +51,14 @@ def findings(
     gpu_name: str | None = None,
     bytes_expected: int | None = None,
     min_free_bytes: int | None = None,
+    min_memory_bytes: int | None = None,
     allow: Collection[str] = (),
 ) -> tuple[Finding, ...]:
     """Judge a probe's report (see `remote_payload.host.probe`) against a plan, in the order of a person's questions.
 
     `gpu_name` must occur in each GPU's name; `bytes_expected` is what the output takes at most, `min_free_bytes`
-    what must stay free beside it. A failure whose code is in `allow` is only warned about.
+    what must stay free beside it, `min_memory_bytes` what memory must be available. A failure whose
+    code is in `allow` is only warned about.
     """
     sizes = written(report, plan)
     if sizes is not None:
@@ -80,6 +83,7 @@ def findings(
         *check_disk(report, plan, bytes_expected, min_free_bytes),
         *check_memory(report, plan),
         *check_arithmetic(report, plan),
+        *check_command(report, min_memory_bytes),
     ]
     return tuple(_allowed(finding) if finding.code in allow else finding for finding in found)
 

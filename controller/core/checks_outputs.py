@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from controller.core.finding import Finding, failed, passed, section, size, some, warned
-from remote_payload.host.protocol import OWNER_MARKER, OwnedOutput, Plan, Stale
+from remote_payload.host.layout import OWNER_MARKER
+from remote_payload.host.protocol import OwnedOutput, Plan, Stale
 
 EXAMPLES_SHOWN = 5
 

@@ -9,10 +9,12 @@
         AuthenticationError   the host accepted none of our keys
       ConnectionLost          the connection broke while something was under way (4)
       RemoteFailed            a command of ours failed on the host (1)
-      LocalDiskFull           no room here for a run's copy; the run goes on (8)
+      LocalDiskError          a file cannot be written on this workstation (1)
+        CopyFailed            the copy of a run; the run itself is not affected (8)
       LaunchUnknown           launch could be neither confirmed nor denied (9)
       JobFailed               the job failed (100)
       JobStopped              the job was stopped (103)
+      Interrupted             Ctrl-C before anything was launched (130)
 
 Each carries what happened, why, what to do about it, and a stable code. Only `controller.app` turns them into
 exit codes.
@@ -64,6 +66,16 @@ class CtlError(Exception):
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.what, self.why) if part)
+
+    def _render_traceback_(self) -> list[str]:
+        """For IPython: what a person reads in place of frames of ours. Control characters of a host are left out."""
+        lines = [f"{type(self).__name__}: {self.what}"]
+        lines += [f"  {part}" for part in self.why.splitlines()]
+        lines += [
+            f"  fix: {part}" if number == 0 else f"       {part}" for number, part in enumerate(self.fix.splitlines())
+        ]
+        lines += [f"  code: {self.code}"]
+        return ["".join(filter(str.isprintable, line)) for line in lines]
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form: {code, what, why, fix} and `data` where there is any."""
@@ -125,11 +137,16 @@ class RemoteFailed(CtlError):
     code = "remote-failed"
 
 
-class LocalDiskFull(CtlError):
-    """This workstation has no room for the copy of a run; the run itself is not affected."""
+class LocalDiskError(CtlError):
+    """A file of this workstation cannot be written: no room (`local-disk-full`), or no right (`local-unwritable`)."""
+
+    code = "local-disk-full"
+
+
+class CopyFailed(LocalDiskError):
+    """The copy of a run cannot be written here; the run itself is not affected."""
 
     exit_code = ExitCode.DETACHED
-    code = "local-disk-full"
 
 
 class LaunchUnknown(CtlError):
@@ -151,3 +168,10 @@ class JobStopped(CtlError):
 
     exit_code = ExitCode.JOB_STOPPED
     code = "job-stopped"
+
+
+class Interrupted(CtlError):
+    """The user gave up before anything was launched."""
+
+    exit_code = ExitCode.INTERRUPTED
+    code = "interrupted"

@@ -7,18 +7,19 @@ Types and their fields beside the common ones (`wire`, `seq`, `run`, `host`, `wr
 
 | type            | writer             | fields |
 |---|---|---|
-| stage           | controller         | name (connect, push, preflight, confirm, launch, watch, summarize), status (started, done, failed, skipped), text, seconds |
+| stage           | controller         | name (connect, push, data, uploads, preflight, confirm, launch, watch, summarize), status (started, done, failed, skipped), text, seconds |
 | finding         | controller         | level (ok, warn, fail), code, what, why, fix |
 | contact         | controller         | status (connected, lost, reconnecting), text; not a word about the run itself |
 | state           | supervisor         | state (a RunState), text |
 | step            | supervisor         | name, status (started, done, failed), text, seconds |
-| sample          | supervisor         | gpus [{index, util, memory_used, memory_total, power_w, temperature_c}] or [], cpu_percent, memory_used, memory_total (bytes) |
+| sample          | supervisor         | gpus [{index, util, memory_used, memory_total, power_w, temperature_c}] or [], cpu_percent, memory_used, memory_total, disk_free, disk_total (bytes; of the output's file system) |
 | end             | supervisor         | end_reason, exit_code, signal, message, gpus_clean |
 | phase           | driver             | name (data, load, probe, canary, capture, drain, canary-end), status (started, done), text, seconds |
-| progress        | driver             | done, total, tokens, bytes, skipped, failed |
+| progress        | driver             | done, total, tokens, bytes, skipped, failed; of a command (written by the follower) also unit, values {name: number or text} |
+| stacks          | supervisor         | pid, rank, process, stacks or error: what a silent job's process was doing, before it was ended |
 | notice          | any                | level (info, warn), code, text |
 | problem         | driver, rehearse   | code, what, why, fix; what the job found out itself, an entry of the summary's `problems` |
-| exception       | driver, rank-N     | rank (null in the driver), exc_type, message, traceback, where |
+| exception       | driver, rank-N, py-PID-X, faults | rank (null in the driver), exc_type, message, traceback, where; of hooked processes also process |
 """  # noqa: E501 - a table row cannot be folded
 
 from __future__ import annotations

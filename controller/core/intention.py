@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import posixpath
 import shlex
-from typing import Any
+from typing import Any, Literal
 
 from controller.core.boundaries import resolve_boundaries
 from controller.core.model import Playbook
 from controller.core.redaction import redact
 from controller.core.shape import ModelShape, bytes_expected, element_bytes, model_shape, state_count
-from remote_payload.host.protocol import Layout, Plan, Stale
+from remote_payload.host.layout import Layout
+from remote_payload.host.protocol import Plan, Stale
 
 SCHEMA_VERSION = 1
+
+CommandField = Literal["upload", "container", "watched", "tracebacks", "survey"]
 
 _FATES = {
     Stale.FAIL: "is left alone; if anything is in it, the run is refused",
@@ -24,6 +27,8 @@ _FATES = {
     Stale.QUARANTINE: "may be moved aside: what is listed at preflight, after confirmation",
     Stale.RESUME: "each file is proved: good ones are kept, bad ones moved aside, missing ones written",
 }
+
+_COMMAND_FIELDS: tuple[CommandField, ...] = ("upload", "container", "watched", "tracebacks", "survey")
 
 _MOVING = (Stale.QUARANTINE.value, Stale.RESUME.value)
 
@@ -62,6 +67,7 @@ def describe(
         "may_move": [output["path"] for output in outputs if output["stale"] in _MOVING],
         "capture": _capture(plan, playbook),
         "limits": dict(job["limits"]),
+        "command": {name: job[name] for name in _COMMAND_FIELDS if name in job} or None,
     }
     return {**document, "sections": _sections(document)}
 
@@ -70,10 +76,11 @@ def supervisor_env(plan: Plan) -> dict[str, str]:
     """Return the variables that the supervisor sets for every job."""
     layout, run_id = Layout(plan["host"]["workdir"]), plan["run_id"]
     inherited = plan["job"]["env"].get("PYTHONPATH")
-    python = plan["host"]["python"]
+    payload, python = layout.payload(plan["payload"]), plan["host"]["python"]
+    hook = f"{payload}/remote_payload/hook" if plan["job"].get("tracebacks") else None
     return {
         **({"PATH": f"{posixpath.dirname(python)}:$PATH"} if python.startswith("/") else {}),
-        "PYTHONPATH": ":".join(filter(None, [layout.payload(plan["payload"]), inherited])),
+        "PYTHONPATH": ":".join(filter(None, [hook, payload, inherited])),
         "CTL_RUN_ID": run_id,
         "CTL_RUN_DIR": layout.run(run_id).folder,
         "CTL_HOST": plan["host"]["name"],
@@ -121,6 +128,7 @@ def _sections(document: dict[str, Any]) -> list[dict[str, Any]]:
         ],
         "Upload": [("payload", _upload_text(upload)), ("to", upload["to"])],
         "Capture": _capture_rows(capture) if capture else [],
+        "Command": _command_rows(document),
         "Steps": [(step["name"], shlex.join(step["argv"]) if "argv" in step else "") for step in document["steps"]],
         "Environment": list(document["environment"].items()),
         "Output": [(output["path"], _FATES[Stale(output["stale"])]) for output in document["outputs"]],
@@ -130,6 +138,24 @@ def _sections(document: dict[str, Any]) -> list[dict[str, Any]]:
         ],
     }
     return [{"title": title, "rows": [list(row) for row in rows]} for title, rows in sections.items() if rows]
+
+
+def _command_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
+    command = document["command"] or {}
+    rows = [("cwd", document["cwd"])]
+    if "upload" in command:
+        rows.append(("upload", f"{command['upload'][:12]}, changed files only; a fresh copy for this run"))
+    if "container" in command:
+        container = command["container"]
+        rows.append(("container", f"{container['image']} by {container['runtime']}"))
+    if "watched" in command:
+        watched = command["watched"]
+        rows.append(("progress", watched.get("file") or ", ".join(watched["patterns"])))
+    if command.get("tracebacks"):
+        rows.append(("tracebacks", "every Python process is hooked"))
+    for path in command.get("survey", {}).get("files", ()):
+        rows.append(("must exist", path))
+    return rows if document["kind"] == "command" else []
 
 
 def _limit_text(name: str, value: Any) -> str:

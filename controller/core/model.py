@@ -25,13 +25,15 @@ from controller.core.values import (
     Environment,
     EnvName,
     Interpreter,
+    OnFinish,
     RemotePath,
     Seconds,
     SshWord,
     Text,
     parse_seconds,
 )
-from remote_payload.host.protocol import LAYER_CONVENTIONS, Accelerator, HostRecord, Stale
+from remote_payload.host.layers import LAYER_CONVENTIONS
+from remote_payload.host.protocol import Accelerator, HostRecord, Stale
 
 ANY_PORT = 0
 """In a HostRecord: no port was given, the ssh configuration decides."""
@@ -67,15 +69,22 @@ class _Model(BaseModel):
 
 
 class Secret(_Model):
-    """Where the value of a secret environment variable is found on the workstation: exactly one of the two."""
+    """Where the value of a secret environment variable is found on the workstation: exactly one of the three."""
 
     env: Text | None = None
     file: Text | None = None
+    keyring: Text | None = None
+    """The service under which the keyring holds it; `account` is whose it is there."""
+    account: Text | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if (self.env is None) == (self.file is None):
-            raise refusal("a secret has exactly one source", 'write { env = "LOCAL_NAME" } or { file = "path" }')
+        if [self.env, self.file, self.keyring].count(None) != 2:
+            words = 'write { env = "LOCAL_NAME" }, { file = "path" } or { keyring = "service", account = "name" }'
+            raise refusal("a secret has exactly one source", words)
+        if (self.keyring is None) != (self.account is None):
+            words = 'write { keyring = "service", account = "name" }'
+            raise refusal("`keyring` and `account` belong together", words)
         return self
 
 
@@ -86,7 +95,11 @@ class Fleet(_Model):
 
 
 class Host(_Model):
-    """A host with every path absolute. `user` and `port` are None where the ssh configuration decides."""
+    """A host with every path absolute. `user` and `port` are None where the ssh configuration decides.
+
+    `on_finish` is run on the workstation when a run has ended: an argv, or "notify" for a desktop notification.
+    `price_per_gpu_hour` is in whatever currency its reader thinks in.
+    """
 
     name: SshWord
     address: SshWord
@@ -106,6 +119,8 @@ class Host(_Model):
     gpus: Annotated[int, Field(strict=True, ge=0)] = 0
     gpu_name: Text | None = None
     playbook: Text | None = None
+    on_finish: OnFinish | None = None
+    price_per_gpu_hour: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = None
     env: Environment = Field(default_factory=dict, repr=False)
     secrets: dict[EnvName, Secret] = Field(default_factory=dict)
 

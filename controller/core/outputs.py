@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from controller.core.errors import ConfigError
 from controller.core.model import Host, Playbook
 from controller.core.values import LOCAL
-from remote_payload.host.protocol import Layout, OwnedOutput
+from remote_payload.host.layout import Layout
+from remote_payload.host.protocol import OwnedOutput
 
 MIN_DEPTH = 2
 """Folders from the root of the file system: a root such as / must never make /home an output."""

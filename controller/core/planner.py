@@ -17,20 +17,19 @@ from controller.core.outputs import owned_output, planned_output
 from controller.core.playbook import override
 from controller.core.redaction import secret_in_argv, split_env
 from controller.core.shape import model_shape
+from remote_payload.host.layers import boundaries_of
+from remote_payload.host.layout import Layout, check_run_id
 from remote_payload.host.protocol import (
     WIRE,
     Accelerator,
     EndReason,
     ExtractSpec,
     Job,
-    Layout,
     Limits,
     OwnedOutput,
     Plan,
     Step,
-    boundaries_of,
-    check_run_id,
-)  # fmt: skip
+)
 
 FINAL_NORM = {"speculators": False, "speculators-0.3": False, "specforge": True, "modelopt": True}
 """Whether a format's consumers expect the model's last state after its final norm; the model applies it."""
@@ -98,7 +97,7 @@ def make_plan(
             "log_cap_bytes": playbook.limits.log_cap,
         },
     }
-    plan = _plan(host, job, run_id=run_id, created=created, payload=payload, ctl_version=ctl_version)
+    plan = envelope(host, job, run_id=run_id, created=created, payload=payload, ctl_version=ctl_version)
     plan["playbook"] = playbook.name
     plan["extract"] = dict(_extract_spec(host, playbook, output["path"], shard, pushed))
     return plan
@@ -142,8 +141,11 @@ def make_command_plan(
     ctl_version: str,
     cwd: str | None = None,
     time_limit_s: float | None = None,
+    tracebacks: bool = False,
 ) -> Plan:
     """Plan a run of any command: it owns no output, so nothing is ever cleared. `cwd` starts at `workdir`.
+
+    `tracebacks` hooks every Python process of it (see `remote_payload.hook`).
 
     Raises UsageError if there is no command, or if it carries a secret in the open.
     """
@@ -174,7 +176,9 @@ def make_command_plan(
         "success": {"exit_codes": [0]},
         "limits": limits,
     }
-    return _plan(host, job, run_id=run_id, created=created, payload=payload, ctl_version=ctl_version)
+    if tracebacks:
+        job["tracebacks"] = True
+    return envelope(host, job, run_id=run_id, created=created, payload=payload, ctl_version=ctl_version)
 
 
 def make_convert_plan(
@@ -225,7 +229,7 @@ def make_convert_plan(
         "success": {"exit_codes": [0]},
         "limits": {"stop_grace_s": COMMAND_GRACE_S},
     }
-    plan = _plan(host, job, run_id=run_id, created=created, payload=payload, ctl_version=ctl_version)
+    plan = envelope(host, job, run_id=run_id, created=created, payload=payload, ctl_version=ctl_version)
     # No GPU is used, so none is leased.
     plan["host"] = {**plan["host"], "accelerator": Accelerator.CPU.value, "gpus": 0}
     return plan
@@ -282,7 +286,8 @@ def _rehearse_step(host: Host) -> Step:
     }
 
 
-def _plan(host: Host, job: Job, *, run_id: str, created: str, payload: str, ctl_version: str) -> Plan:
+def envelope(host: Host, job: Job, *, run_id: str, created: str, payload: str, ctl_version: str) -> Plan:
+    """Return a plan around a job: what every kind of run has."""
     return {
         "wire": WIRE,
         "run_id": check_run_id(run_id),

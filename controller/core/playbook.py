@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from controller.core.command import CommandPlaybook
 from controller.core.errors import ConfigError, UsageError
 from controller.core.model import Overrides, Playbook
-from controller.core.tomltext import Key, dotted, parse
-from controller.core.validation import check_keys, keys_of, validate
+from controller.core.tomltext import Document, Key, dotted, parse
+from controller.core.validation import M, check_keys, keys_of, validate
 
 OVERRIDDEN: dict[str, Key] = {
     "model": ("model", "path"),
@@ -28,14 +29,20 @@ OVERRIDDEN: dict[str, Key] = {
 """Field of `Overrides` -> the key of the playbook that it replaces."""
 
 
-def parse_playbook(name: str, path: str, text: str) -> Playbook:
-    """Return the playbook in `text`; `path` is where it was read from.
+def parse_playbook(name: str, path: str, text: str) -> Playbook | CommandPlaybook:
+    """Return the playbook in `text`, of the kind that it says; `path` is where it was read from.
 
     Raises ConfigError naming file, line and key.
     """
     document = parse(path, text)
-    check_keys(document.data, keys_of(Playbook), prefix=(), where=document.where)
-    return validate(Playbook, {**document.data, "name": name, "origin": path}, where=document.where)
+    if document.data.get("kind") == "command":
+        return _checked(CommandPlaybook, document, name)
+    return _checked(Playbook, document, name)
+
+
+def _checked(model: type[M], document: Document, name: str) -> M:
+    check_keys(document.data, keys_of(model), prefix=(), where=document.where)
+    return validate(model, {**document.data, "name": name, "origin": document.path}, where=document.where)
 
 
 def override(playbook: Playbook, overrides: Overrides) -> Playbook:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from controller.core.tracebacks import Failure, FoldedFailure, fold
 
@@ -63,18 +64,23 @@ class GpuView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleView:
-    """The host at one time; `gpus` is empty on a host without any. Memory in bytes."""
+    """The host at one time; `gpus` is empty on a host without any.
+
+    Memory and disk in bytes; the disk is the file system of the output, None before the first sample of it.
+    """
 
     t: float
     gpus: tuple[GpuView, ...]
     cpu_percent: float | None
     memory_used: float | None
     memory_total: float | None
+    disk_free: float | None = None
+    disk_total: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressView:
-    """Samples done of `total` (None until it is known), and what they came to."""
+    """Samples, or whatever `unit` names, done of `total` (None until it is known), and what they came to."""
 
     t: float
     done: int
@@ -83,6 +89,14 @@ class ProgressView:
     bytes: int
     skipped: int
     failed: int
+    unit: str = "samples"
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """What else a command says of where it is: a loss, a learning rate."""
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether what is counted has tokens at all: a download has none."""
+        return self.unit == "samples" or self.tokens > 0
 
     @property
     def fraction(self) -> float | None:
@@ -163,6 +177,22 @@ class RunView:
         if self.first_progress is None or self.progress is None:
             return None
         return _rate((self.first_progress, self.progress), lambda each: each.tokens)
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Bytes written, over the same window as `tokens_per_s`."""
+        return _rate(self.recent_progress, lambda each: each.bytes)
+
+    @property
+    def disk_free(self) -> float | None:
+        """Bytes left on the output's file system at the latest sample."""
+        return self.samples[-1].disk_free if self.samples else None
+
+    @property
+    def disk_full_s(self) -> float | None:
+        """Seconds until the output's file system is full at the momentary rate; None where nothing is written."""
+        free, rate = self.disk_free, self.bytes_per_s
+        return free / rate if free is not None and rate else None
 
     @property
     def eta_s(self) -> float | None:

@@ -26,7 +26,7 @@ from controller.core.runview import (
 )
 from controller.core.tracebacks import Failure
 
-__all__ = ["HISTORY", "NOTICES", "RATE_WINDOW_S", "RunView", "reduce", "replay"]
+__all__ = ["HISTORY", "NOTICES", "RATE_WINDOW_S", "RunView", "in_order", "reduce", "replay"]
 
 HISTORY = 120
 """Samples kept: more than any sparkline is wide."""
@@ -61,7 +61,17 @@ def reduce(view: RunView, event: Event) -> RunView:
 
 
 def replay(view: RunView, events: Iterable[Event]) -> RunView:
-    """Reduce recorded events of several writers: by time, yet never against a writer's own order."""
+    """Reduce recorded events of several writers, as `in_order` puts them."""
+    for _, event in in_order(events):
+        view = reduce(view, event)
+    return view
+
+
+def in_order(events: Iterable[Event]) -> list[tuple[float, Event]]:
+    """Return events of several writers by time, yet never against a writer's own order, each with its time.
+
+    The time is the event's own, or that of an earlier one of its writer if that was later.
+    """
     by_writer: dict[str, list[Event]] = {}
     for event in events:
         by_writer.setdefault(event.writer, []).append(event)
@@ -71,9 +81,7 @@ def replay(view: RunView, events: Iterable[Event]) -> RunView:
         for event in sorted(own, key=lambda each: each.seq):
             latest = max(latest, event.t)  # a clock that was set back does not reorder a writer
             keyed.append((latest, writer, event.seq, event))
-    for *_, event in sorted(keyed, key=lambda each: each[:3]):
-        view = reduce(view, event)
-    return view
+    return [(t, event) for t, *_, event in sorted(keyed, key=lambda each: each[:3])]
 
 
 def _stage(view: RunView, event: Event) -> RunView:
@@ -114,6 +122,8 @@ def _sample(view: RunView, event: Event) -> RunView:
         cpu_percent=_number(event.data, "cpu_percent"),
         memory_used=_number(event.data, "memory_used"),
         memory_total=_number(event.data, "memory_total"),
+        disk_free=_number(event.data, "disk_free"),
+        disk_total=_number(event.data, "disk_total"),
     )
     return replace(view, samples=(*view.samples, sample)[-HISTORY:])
 
@@ -123,6 +133,8 @@ def _progress(view: RunView, event: Event) -> RunView:
     progress = ProgressView(
         t=event.t,
         total=None if total is None else int(total),
+        unit=_text(event, "unit") or "samples",
+        values=values if isinstance(values := event.get("values"), Mapping) else {},
         **{name: int(_number(event.data, name) or 0) for name in ("done", "tokens", "bytes", "skipped", "failed")},
     )
     # One report from before the window stays, so that the window is spanned from its very edge.

@@ -14,8 +14,9 @@ from typing import Any
 from controller.core.logs import LINE_CAP, LogFolder, LogLine, parse_line, rank_of, worker_tracebacks
 from controller.core.tracebacks import Failure, FoldedFailure
 from controller.core.triage_catalogue import CATALOGUE
-from controller.core.triage_entry import CONSEQUENCES, CONTEXT, ECHOES, Entry
-from controller.core.triage_host import KILLED
+from controller.core.triage_entry import CONSEQUENCES, CONTEXT, ECHOES, KERNEL, Entry
+from controller.core.triage_host import KILLED, OOM_KILLED
+from controller.core.triage_time import failure_moment, is_around
 
 UNKNOWN = "unknown"
 
@@ -25,7 +26,9 @@ EVIDENCE_LIMIT = 4
 QUOTE_LIMIT = 300
 """Characters of a quoted line; vLLM logs whole configurations on one."""
 
-_TIMESTAMP = re.compile(rb"(?:\S+ +\| +)?\[?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)\]? ?")
+_TIMESTAMP = re.compile(
+    rb"(?:\S+ +\| +)?\[?(?P<stamp>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)\]? ?"
+)
 """What container runtimes put before each line."""
 
 
@@ -36,6 +39,8 @@ class PlacedLine:
     line: LogLine
     segment: str
     number: int
+    stamp: str = ""
+    """What a container runtime or journald put before the line; no part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,7 @@ class Ending:
     end_reason: str = ""
     signal: int | None = None
     message: str = ""
+    oom_killed: bool = False
 
 
 def place_lines(segments: Iterable[tuple[str, bytes]], first: int = 1) -> list[PlacedLine]:
@@ -95,55 +101,78 @@ def place_lines(segments: Iterable[tuple[str, bytes]], first: int = 1) -> list[P
     """
     folder = LogFolder()
     placed: list[PlacedLine] = []
-    name, number, begun = "", first, False
+    name, number, begun, stamp = "", first, False, ""
     for count, (segment, data) in enumerate(segments):
         name, number = segment, first if count == 0 else 1
         *whole, rest = data.split(b"\n")
         for piece in whole:
-            text = piece if begun else _unstamped(piece)
-            if begun or b"\r" in text or len(text) > LINE_CAP:
-                lines = folder.feed(text + b"\n")
+            if not begun:
+                stamp, piece = _unstamped(piece)
+            if begun or b"\r" in piece or len(piece) > LINE_CAP:
+                lines = folder.feed(piece + b"\n")
             else:  # most lines, at a fifth of the cost
-                lines = [parse_line(text.decode(errors="replace"))]
-            placed += [PlacedLine(line=line, segment=name, number=number) for line in lines]
+                lines = [parse_line(piece.decode(errors="replace"))]
+            placed += [PlacedLine(line=line, segment=name, number=number, stamp=stamp) for line in lines]
             number += 1
             begun = False
         if rest:
-            folder.feed(rest if begun else _unstamped(rest))
+            if not begun:
+                stamp, rest = _unstamped(rest)
+            folder.feed(rest)
             begun = True
-    return placed + [PlacedLine(line=line, segment=name, number=number) for line in folder.close()]
+    return placed + [PlacedLine(line=line, segment=name, number=number, stamp=stamp) for line in folder.close()]
 
 
-def _unstamped(line: bytes) -> bytes:
-    stamp = _TIMESTAMP.match(line)
-    return line[stamp.end() :] if stamp else line
+def _unstamped(line: bytes) -> tuple[str, bytes]:
+    found = _TIMESTAMP.match(line)
+    if found is None:
+        return "", line
+    return found["stamp"].decode(), line[found.end() :]
+
+
+def _of_this_failure(lines: Sequence[PlacedLine]) -> Sequence[PlacedLine]:
+    """Leave out what the kernel said at another time, about something else."""
+    if not any(KERNEL.search(placed.line.text) for placed in lines):
+        return lines
+    failed = failure_moment((placed.line, placed.stamp) for placed in lines)
+    pids = frozenset(placed.line.pid for placed in lines if placed.line.pid is not None)
+    return [
+        placed
+        for placed in lines
+        if not KERNEL.search(placed.line.text) or is_around(placed.line, placed.stamp, failed, pids)
+    ]
 
 
 def triage(
-    lines: Sequence[PlacedLine], failures: Sequence[FoldedFailure] = (), ending: Ending | None = None
+    lines: Sequence[PlacedLine],
+    failures: Sequence[FoldedFailure] = (),
+    ending: Ending | None = None,
+    *,
+    catalogue: Sequence[Entry] = CATALOGUE,
 ) -> Triage | None:
     """Return the cause of a failure, None if there is no sign of one.
 
     `failures` are those of the run's events, nearest the cause first; without any they are taken from the log.
     """
     ending = ending or Ending()
+    lines = _of_this_failure(lines)
     found = tuple(failures) or worker_tracebacks(placed.line for placed in lines)
     roots = [each for each in found if not _is_told(each.first)]
-    by_end = next((entry for entry in CATALOGUE if ending.end_reason in entry.ends), None)
+    by_end = next((entry for entry in catalogue if ending.end_reason in entry.ends), None)
     if by_end is not None:
         return _from_end(by_end, ending, lines)
     for group in roots[:1]:
-        for entry in CATALOGUE:
+        for entry in catalogue:
             match = _match_failure(entry, group, lines)
             if match is not None:
                 return _from_failure(entry, group, found, lines, match)
     if not roots:
-        for entry in CATALOGUE:
+        for entry in catalogue:
             result = _match_lines(entry, lines, found) or _match_told(entry, found, lines)
             if result is not None:
                 return result
         if ending.signal is not None:
-            return _from_end(KILLED, ending, lines)
+            return _from_end(OOM_KILLED if ending.oom_killed else KILLED, ending, lines)
     return _from_failure(None, (roots or list(found))[0], found, lines, None) if found else None
 
 

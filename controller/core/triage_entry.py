@@ -51,6 +51,9 @@ CONSEQUENCES = pattern(
 )
 """What a process says when another one that it talks to has died."""
 
+KERNEL = pattern(r"Out of memory: Killed process|Memory cgroup out of memory|oom-kill:|NVRM: Xid|oom_reaper:")
+"""Lines of the kernel. A log that somebody joined with `dmesg` holds those of weeks; see `triage_time`."""
+
 CONTEXT = pattern(
     r"died unexpectedly|Out of memory: Killed process|oom-kill:|NVRM: Xid|exit ?code[ =:]+-?[1-9]"
     r"|Failed core proc\(s\): \{'|terminated with signal|Segmentation fault|Bus error|Fatal Python error"

@@ -6,6 +6,13 @@ from controller.core.triage_entry import Entry, pattern
 
 _FULL = r"No space left on device|ENOSPC|\(os error 28\)"
 
+OOM_KILLED = Entry(
+    code="oom-killed",
+    what="the kernel killed a process because the host's memory was used up",
+    fix="`free -h` and `dmesg -T | grep -i oom` on the host; load with fewer processes, or add memory",
+    line=pattern(r"Out of memory: Killed process|Memory cgroup out of memory|oom-kill:"),
+)
+
 KILLED = Entry(
     code="killed",
     what="a process was killed by a signal: {source}",
@@ -35,6 +42,7 @@ ENTRIES = (
         what="the disk is full",
         fix="`df -h` and `df -i` on the host; free some space, then go on with `--stale resume`",
         exception=pattern(_FULL),
+        line=pattern(rf"^ERROR: Could not install packages due to an OSError: .{{0,20}}({_FULL})"),
     ),
     Entry(
         code="read-only",
@@ -85,6 +93,7 @@ ENTRIES = (
         exception=pattern(
             r"DefaultCPUAllocator: can't allocate memory|std::bad_alloc|^MemoryError|Cannot allocate memory"
             r"|[Nn]ot enough (allocatable )?(CPU )?memory"
+            r"|Available memory on node \d+ .{0,60} on (startup|kv cache allocation) is less than"
         ),
     ),
     Entry(
@@ -119,11 +128,18 @@ ENTRIES = (
         ),
     ),
     Entry(
-        code="oom-killed",
-        what="the kernel killed a process because the host's memory was used up",
-        fix="`free -h` and `dmesg -T | grep -i oom` on the host; load with fewer processes, or add memory",
-        line=pattern(r"Out of memory: Killed process|Memory cgroup out of memory|oom-kill:"),
+        code="package-missing",
+        what="no index that was asked has a package in the version wanted",
+        why="the version does not exist there, or not for this Python and this machine",
+        fix="see `PYTHON -m pip index versions NAME`; choose another version, or name the index that has "
+        "it: `--index-url`, `--find-links`",
+        line=pattern(
+            r"^ERROR: No matching distribution found for (?P<name>\S+)"
+            r"|Because there is no version of (?P<detail>\S+) and you require"
+        ),
+        also=pattern(r"^ERROR: Could not find a version that satisfies the requirement"),
     ),
+    OOM_KILLED,
     Entry(
         code="gpu-fault",
         what="the GPU reported a fault to the kernel",
@@ -134,7 +150,18 @@ ENTRIES = (
         code="crashed",
         what="native code crashed",
         fix="the frames after this line name the module; update it, or run without it",
-        line=pattern(r"Fatal Python error: (Segmentation fault|Aborted)|Segfault encountered"),
+        line=pattern(
+            r"Fatal Python error: (Segmentation fault|Aborted)|Segfault encountered"
+            r"|^terminate called (after throwing an instance of|without an active exception)"
+        ),
     ),
     KILLED,
+    Entry(
+        code="killed",
+        what="a worker ended while the model was loaded, without a word of its own",
+        why="an exception would stand in the log: a signal ended it, most often the kernel's out-of-memory killer",
+        fix="`dmesg -T | grep -iE 'oom|killed|xid'` on the host, around that time",
+        exception=pattern(r"WorkerProc initialization failed due to an exception in a background process"),
+        beside=pattern(r"^Starting to load model "),
+    ),
 )

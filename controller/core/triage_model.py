@@ -87,7 +87,7 @@ ENTRIES = (
         fix="copy the files again; `ctl preflight` compares the folder with the index",
         exception=pattern(
             r"Cannot find any model weights with|weights were not initialized from checkpoint"
-            r"|(FileNotFoundError|OSError).{0,200}model-\d+-of-\d+\.safetensors"
+            r"|(FileNotFoundError|OSError)(?!.*' -> ').{0,200}model-\d+-of-\d+\.safetensors"
         ),
     ),
     Entry(

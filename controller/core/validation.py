@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, get_args
@@ -22,6 +23,10 @@ NOT_IN_FILES = frozenset({"name", "origin"})
 """Fields that the reader fills in; in a file they are unknown keys."""
 
 
+_ONE_OF = ("literal_error", "enum")
+_QUOTED = re.compile(r"'([^']*)'")
+
+
 def refusal(message: str, fix: str = "") -> PydanticCustomError:
     """Return the error that a validator raises to say what is wrong and what to do about it."""
     return PydanticCustomError("refused", "{message}", {"message": message, "fix": fix})
@@ -35,7 +40,7 @@ def validate(model: type[M], data: Mapping[str, Any], *, where: Where, prefix: K
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_input=False)
+        details = error.errors(include_url=False)
     problems = [_problem(model, detail, prefix, where) for detail in details]
     first, others = problems[0], [f"{problem.what}: {problem.why}" for problem in problems[1:]]
     why = "; ".join(filter(None, [first.why, f"also {'; '.join(others)}" if others else ""]))
@@ -85,8 +90,20 @@ def _problem(model: type[BaseModel], detail: ErrorDetails, prefix: Key, where: W
         key=key,
         what=f"{where(key)}: `{dotted(key)}` is not valid",
         why=detail["msg"],
-        fix=str(detail.get("ctx", {}).get("fix", "")),
+        fix=_fix(detail),
     )
+
+
+def _fix(detail: ErrorDetails) -> str:
+    """Return what a validator of ours says, or, where a word is to be one of a few, the nearest of them.
+
+    The input is shown in no other case: it may be a secret.
+    """
+    context = detail.get("ctx", {})
+    if detail["type"] in _ONE_OF:
+        words = _QUOTED.findall(str(context.get("expected", "")))
+        return did_you_mean(str(detail["input"]), words, kind="values")
+    return str(context.get("fix", ""))
 
 
 def _unknown(key: Key, valid: Iterable[str], where: Where) -> _Problem:

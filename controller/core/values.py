@@ -23,6 +23,9 @@ _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?"
 LOCAL = "local:"
 """Before the path of a data set that lies on the workstation; it starts at the current folder."""
 
+NOTIFY = "notify"
+"""In place of a command: a notification of the desktop."""
+
 OWNED_ENV = frozenset(
     {"CTL_RUN_ID", "CTL_RUN_DIR", "CTL_HOST", "SPT_NOENV", "PYTHONUNBUFFERED", "VLLM_PROCESS_NAME_PREFIX"}
 )
@@ -108,6 +111,17 @@ def parse_bytes(value: Any) -> Any:
     return int(float(parts[1]) * _BYTE_UNITS[parts[2]])
 
 
+def _on_finish(value: Any) -> Any:
+    if value == NOTIFY:
+        return value
+    words = list(value) if isinstance(value, list | tuple) else None
+    if not words or not all(isinstance(word, str) for word in words):
+        raise refusal("it is neither a command nor a notification", 'write ["program", "argument"] or "notify"')
+    if not words[0].strip() or any("\x00" in word for word in words):
+        raise refusal("a command has a program's name first, and no NUL character")
+    return tuple(words)
+
+
 def _boundaries(value: Any) -> Any:
     if isinstance(value, str):
         if value != "eagle3":
@@ -134,6 +148,9 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 Seconds = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Duration = Annotated[Seconds | None, BeforeValidator(parse_seconds)]
 """Seconds, or None: no limit."""
+OnFinish = Annotated[str | tuple[str, ...], BeforeValidator(_on_finish)]
+"""A command as its argv, or the word `notify`."""
+
 Bytes = Annotated[int, Field(strict=True, gt=0), BeforeValidator(parse_bytes)]
 """A size of files."""
 

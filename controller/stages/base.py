@@ -11,7 +11,9 @@ from typing import Any, Protocol
 
 from controller.core.errors import CtlError, RemoteFailed
 from controller.transport.base import Transport
-from remote_payload.host.protocol import HostRecord, Layout, pack_frame
+from remote_payload.host.framing import pack_frame
+from remote_payload.host.layout import Layout
+from remote_payload.host.protocol import HostRecord
 
 HOST_ERROR = 70
 """Exit code of a payload verb that reports its error as JSON (EX_SOFTWARE of sysexits.h)."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 from controller.core.errors import CtlError, RemoteFailed
 from controller.localdata import LocalData
 from controller.stages.base import HOST_ERROR, Context, host_error
 from controller.transport.base import Process
-from remote_payload.host.protocol import pack_frame
+from remote_payload.host.framing import pack_frame
 
 ANSWER_TIMEOUT_S = 600.0
 """For the receiver's last answer: it syncs all that was sent, perhaps to a network file system."""
@@ -18,14 +19,15 @@ WRITE_TIMEOUT_S = 120.0
 STEP = 0.05
 """Share of the bytes between two reports: few enough for a log, many enough to follow."""
 
-_ANSWER_MAX_BYTES = 1 << 16
+_ANSWER_MAX_BYTES = 1 << 24
+"""16 MiB: the checksums of some 200,000 files."""
 
 
 def run(ctx: Context, data: LocalData) -> str:
     """Make sure that the host has the data set, whole and verified, and return its path there.
 
-    Raises RemoteFailed (`data-no-room`, `data-damaged`), ConnectionFailed, ConnectionLost; OSError if a file here
-    cannot be read any more.
+    Raises RemoteFailed (`data-no-room`, `data-disk-full`, `data-damaged`), ConnectionFailed, ConnectionLost; OSError
+    if a file here cannot be read any more.
     """
     started = time.monotonic()
     ctx.emit("stage", name="data", status="started", text=f"{data.path.name}: {data.size:,} bytes")
@@ -48,7 +50,7 @@ def _converse(ctx: Context, data: LocalData) -> tuple[str, int]:
             "workdir": ctx.host["workdir"], "digest": data.digest, "name": data.path.name, "files": list(data.files),
         }  # fmt: skip
         process.write(pack_frame(request), timeout=WRITE_TIMEOUT_S)
-        answer = _answer(process)
+        answer = read_answer(process, "data")
         if answer.get("have"):
             return str(answer["path"]), 0
         sent, told = 0, 0.0
@@ -60,25 +62,24 @@ def _converse(ctx: Context, data: LocalData) -> tuple[str, int]:
                 text = f"{data.path.name}: {told:.0%} of {data.size:,} bytes"
                 ctx.emit("stage", name="data", status="started", text=text)
         process.write(pack_frame({"end": True}), timeout=WRITE_TIMEOUT_S)
-        return str(_answer(process)["path"]), sent
+        return str(read_answer(process, "data")["path"]), sent
     finally:
         process.close()
 
 
-def _answer(process: Process) -> dict[str, object]:
+def read_answer(process: Process, verb: str) -> dict[str, Any]:
+    """Return one line of a receiver's conversation. Raises RemoteFailed with the host's own explanation."""
     line = b""
     while not line.endswith(b"\n") and len(line) < _ANSWER_MAX_BYTES:
         try:
             data = process.read(timeout=ANSWER_TIMEOUT_S)
         except TimeoutError as error:
-            raise RemoteFailed(
-                "the host did not answer while it received the data set", code="data-failed"
-            ) from error
+            raise RemoteFailed(f"the host did not answer while it received the {verb}", code="data-failed") from error
         if not data:
             break
         line += data
     if line.startswith(b'{"error"') or not line.endswith(b"\n"):
         code = process.wait(timeout=ANSWER_TIMEOUT_S)
-        raise host_error("data", code or HOST_ERROR, line, process.stderr)
-    answer: dict[str, object] = json.loads(line)
+        raise host_error(verb, code or HOST_ERROR, line, process.stderr)
+    answer: dict[str, Any] = json.loads(line)
     return answer

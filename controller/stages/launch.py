@@ -17,7 +17,8 @@ from typing import Any
 
 from controller.core.errors import ConnectionFailed, ConnectionLost, CtlError, LaunchUnknown, RefusedError
 from controller.stages.base import Context, host_error
-from remote_payload.host.protocol import Confirmation, Plan, RunState, pack_frame, parse_confirmation
+from remote_payload.host.framing import pack_frame
+from remote_payload.host.protocol import Confirmation, Plan, RunState, parse_confirmation
 
 PATIENCE_S = 120.0
 """For an answer to start, over any number of connections: a Wi-Fi change takes seconds, a sleeping laptop longer."""
@@ -144,4 +145,4 @@ def _text(confirmation: Confirmation) -> str:
     run, detail = confirmation["run"], confirmation["detail"] or {}
     if run is not None and run["state"] == RunState.QUEUED.value:
         return f"queued on the host: {detail.get('why', 'the lease is not free')}"
-    return "supervisor confirmed"
+    return "supervisor confirmed: from here on Ctrl-C detaches, and the run goes on"

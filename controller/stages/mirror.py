@@ -17,7 +17,7 @@ from typing import Any
 from controller.core.errors import CtlError
 from controller.core.events import parse_event
 from controller.private import private, write_private
-from remote_payload.host.protocol import LOG_GAPS, MIRRORED_DOCUMENTS, MIRRORED_STREAMS
+from remote_payload.host.layout import LOG_GAPS, MIRRORED_DOCUMENTS, MIRRORED_STREAMS
 
 _STREAM_FILE = re.compile(rf"(?:{'|'.join(MIRRORED_STREAMS)})/[A-Za-z0-9][A-Za-z0-9._-]{{0,99}}")
 
@@ -33,6 +33,8 @@ class Mirror:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # Of files received from their first byte on; what an earlier controller held is read again at the end.
+        self._digests: dict[str, Any] = {}
 
     def cursor(self) -> dict[str, int]:
         """Return {relative path: bytes held} of every stream file."""
@@ -58,6 +60,10 @@ class Mirror:
             if offset != held:
                 raise MirrorError(f"{name} continues at byte {offset}, but {held} bytes are held")
             stream.write(data)
+        if offset == 0:
+            self._digests[name] = hashlib.sha256()
+        if name in self._digests:
+            self._digests[name].update(data)
 
     def replace(self, name: str, data: bytes) -> None:
         """Replace a small file atomically."""
@@ -69,6 +75,7 @@ class Mirror:
 
     def replay(self, *, on_event_line: Callable[[bytes], None], on_log: Callable[[bytes], None]) -> dict[str, bytes]:
         """Hand out what is held already, the events by time; return the unfinished last line of each event file."""
+        self._digests.clear()  # since an earlier watch, others may have touched the files
         rests: dict[str, bytes] = {}
         events: list[tuple[float, bytes]] = []
         for name in self.cursor():
@@ -136,12 +143,16 @@ class Mirror:
             size = path.stat().st_size if path.is_file() else 0
             if size != expected["size"]:
                 found.append(f"{name}: {size} bytes here, {expected['size']} on the host")
-            elif size and _sha256(path) != expected["sha256"]:
+            elif size and self._digest(name) != expected["sha256"]:
                 found.append(f"{name}: same size, other contents")
         for gap in self.gaps().values():
             if self.missing(gap) < 0 or (self.missing(gap) == 0 and _sha256(self._segment(gap)) != gap["sha256"]):
                 found.append(f"log segment {gap['segment']}: differs from what the host gave up")
         return found
+
+    def _digest(self, name: str) -> str:
+        received = self._digests.get(name)
+        return received.hexdigest() if received else _sha256(self.folder / name)
 
     def _stream_path(self, name: str) -> Path:
         if not _STREAM_FILE.fullmatch(name) or Path(name).name == LOCAL_EVENTS:

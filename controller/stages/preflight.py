@@ -60,6 +60,8 @@ class Expectations:
     gpu_name: str | None = None
     bytes_expected: int | None = None
     min_free_bytes: int | None = None
+    min_memory_bytes: int | None = None
+    programs: Sequence[str] = ()
     allow: Sequence[str] = ()
 
 
@@ -71,7 +73,8 @@ def run(ctx: Context, plan: Plan, expected: Expectations) -> PreflightOutcome:
     started = time.monotonic()
     ctx.emit("stage", name="preflight", status="started")
     sent = time.time()
-    report = ctx.call_json("probe", request_of(plan), timeout=PROBE_DEADLINE_S + 15)
+    asked = {**request_of(plan), "programs": list(expected.programs)}
+    report = ctx.call_json("probe", asked, timeout=PROBE_DEADLINE_S + 15)
     report["clock"].update(clock_offset(report["clock"], sent, time.time()))
     found = findings(
         report,
@@ -79,6 +82,7 @@ def run(ctx: Context, plan: Plan, expected: Expectations) -> PreflightOutcome:
         gpu_name=expected.gpu_name,
         bytes_expected=expected.bytes_expected,
         min_free_bytes=expected.min_free_bytes,
+        min_memory_bytes=expected.min_memory_bytes,
         allow=expected.allow,
     )
     for finding in found:

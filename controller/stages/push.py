@@ -1,4 +1,4 @@
-"""push: the payload to the host, under its content hash. One round trip when it is there already."""
+"""push: the payload to the host, under its content hash. One question and its answer when it is there already."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from controller.core.errors import CtlError, RemoteFailed
 from controller.payload import Payload, load_payload
 from controller.stages.base import Emit
 from controller.transport.base import Process, Transport
-from remote_payload.host.protocol import HostRecord, pack_frame
+from remote_payload.host.framing import pack_frame
+from remote_payload.host.protocol import HostRecord
 
 ANSWER_TIMEOUT_S = 60.0
 """For one answer of the receiver: a Python start and the syncing of some 50 small files, on a busy NFS too."""
@@ -64,16 +65,15 @@ def run(transport: Transport, host: HostRecord, *, emit: Emit, payload: Payload 
 
 def _converse(transport: Transport, host: HostRecord, payload: Payload) -> tuple[str, int, bool]:
     """Return the payload's path on the host, the bytes sent, and whether the host had it."""
-    process = transport.start([host["bootstrap_python"], "-I", "-S", "-c", payload.receiver])
+    python = [host["bootstrap_python"], "-I", "-S", "-c"]
+    process = transport.start([*python, payload.receiver, host["workdir"], payload.digest])
     try:
-        request = pack_frame(
-            {"workdir": host["workdir"], "digest": payload.digest, "manifest": dict(payload.manifest)}
-        )
-        process.write(request, timeout=ANSWER_TIMEOUT_S)
-        sent = len(request)
         answer = _answer(process, host)
-        skipped = bool(answer.get("have"))
+        skipped, sent = bool(answer.get("have")), 0
         if not skipped:
+            manifest = pack_frame({"manifest": dict(payload.manifest)})
+            process.write(manifest, timeout=ANSWER_TIMEOUT_S)
+            sent = len(manifest)
             archive = payload.archive()
             for start in range(0, len(archive), _PIECE_BYTES):
                 piece = archive[start : start + _PIECE_BYTES]

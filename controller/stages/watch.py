@@ -17,7 +17,9 @@ from controller.core.events import Event, parse_event
 from controller.stages.base import CALL_TIMEOUT_S, Context, host_error
 from controller.stages.mirror import Mirror, MirrorError
 from controller.transport.base import Process
-from remote_payload.host.protocol import LOG_GAPS, FrameReader, ProtocolError, pack_frame
+from remote_payload.host.errors import ProtocolError
+from remote_payload.host.framing import FrameReader, pack_frame
+from remote_payload.host.layout import LOG_GAPS, LOG_TIMES
 
 SILENCE_S = 20.0
 """Twenty missed heartbeats: more than any hiccup of a loaded host, less than a person's patience."""
@@ -124,6 +126,7 @@ class _Watcher:
             "cursor": self._mirror.cursor(),
             "documents": self._mirror.documents(),
             "follow": self._follow,
+            "times": True,
             "interval_s": POLL_S,
         }
         process = self._ctx.transport.start(self._ctx.argv("tail"))
@@ -195,6 +198,8 @@ class _Watcher:
         self._mirror.append(name, offset, body)
         if name == f"log/{LOG_GAPS}":
             self._gaps = self._mirror.gaps()
+        elif name == f"log/{LOG_TIMES}":
+            return  # for whoever asks when a line was printed
         elif name.startswith("log/"):
             self._tell_gaps(name)
             self._on_log(body)

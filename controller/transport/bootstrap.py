@@ -2,8 +2,8 @@
 
 sshd hands the command line to the user's login shell, whichever that is. So the line is a constant that sh, dash,
 bash, zsh, fish and tcsh all read alike (no `!`, backslash or newline, no quote inside its single quotes), followed
-by one base64url word. The constant makes `sh` decode and evaluate that word. Nothing is read from stdin: dash would
-run data that follows a script there.
+by one base64 word, whose letters, digits, `+` and `/` mean nothing to any of them. The constant makes `sh` decode and
+evaluate that word. Nothing is read from stdin: dash would run data that follows a script there.
 
 Secrets never belong in `env` here: the word is visible in the host's process list, and base64 hides nothing. They
 travel in a frame on stdin.
@@ -16,7 +16,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 
-_CONSTANT = """exec sh -c 'eval "$(printf %s "$1" | tr _- /+ | base64 -d)"' ctl """
+_CONSTANT = """exec sh -c 'eval "$(printf %s "$1" | base64 -d)"' ctl """
 
 MAX_LINE_BYTES = 120_000
 """Linux takes 131072 bytes (MAX_ARG_STRLEN) for one argument, and the login shell gets the line as one."""
@@ -64,7 +64,7 @@ def command_line(argv: Sequence[str], env: Mapping[str, str] | None, nonce: str)
         f"printf '\\036ctl-begin {nonce}\\n'\n({exports}exec {words})\nprintf '\\036ctl-end {nonce} %d\\n' \"$?\"\n"
     ).encode("utf-8", "surrogateescape")
     script += b"\n" * (-len(script) % 3)  # so that no `=` is needed, which zsh and csh may expand
-    line = _CONSTANT + base64.urlsafe_b64encode(script).decode()
+    line = _CONSTANT + base64.b64encode(script).decode()
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"command line of {len(line)} bytes, the limit is {MAX_LINE_BYTES}: send data on stdin")
     return line

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import hashlib
 import hmac
 import os
@@ -150,7 +151,10 @@ def append_line(path: str, line: str) -> None:
         with open(descriptor, "r+b", buffering=0) as stream:
             size = stream.seek(0, os.SEEK_END)
             unfinished = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            stream.write(("\n" * unfinished + line + "\n").encode())
+            data = ("\n" * unfinished + line + "\n").encode()
+            if stream.write(data) < len(data):
+                stream.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise HostKeyError(
             f"cannot add the host key to {path}",

@@ -124,7 +124,7 @@ class RemoteProcess(ABC):
         return RemoteFailed(
             f"the login shell on {self._host} did not run the command",
             why=self._tail() or f"it ended with exit status {status} and no message",
-            fix="the account needs a shell that can run `sh`, `tr` and `base64`; try `ssh HOST true`",
+            fix="the account needs a shell that can run `sh` and `base64`; try `ssh HOST true`",
             code="shell-unusable",
         )
 
@@ -144,9 +144,12 @@ class RemoteProcess(ABC):
 def complete(process: RemoteProcess, stdin: bytes, timeout: float) -> Completed:
     """Feed a started command, read it to its end and close it; see `base.Transport.run`."""
     end = time.monotonic() + timeout
-    # Written from a thread: a command that answers while it is still being told would otherwise block us both.
-    writer = threading.Thread(target=_feed, args=(process, stdin, timeout), name="ctl-stdin", daemon=True)
-    writer.start()
+    if stdin:
+        # Written from a thread: a command that answers while it is still being told would otherwise block us both.
+        writer = threading.Thread(target=_feed, args=(process, stdin, timeout), name="ctl-stdin", daemon=True)
+        writer.start()
+    else:
+        _feed(process, b"", timeout)
     stdout = bytearray()
     try:
         while data := process.read(timeout=max(0.0, end - time.monotonic())):

@@ -23,6 +23,12 @@ def sparkline(values: Sequence[float | None], width: int, *, ascii_only: bool = 
     return "".join(cells).rjust(width)
 
 
+def level(value: float, *, ascii_only: bool = False) -> str:
+    """Return one cell whose height is `value` on a scale of 0 to 100."""
+    blocks = _BLOCKS_ASCII if ascii_only else _BLOCKS
+    return blocks[_level(value, len(blocks))]
+
+
 def bar(fraction: float | None, width: int, *, ascii_only: bool = False) -> tuple[str, str]:
     """Return the (filled, rest) of a horizontal bar, together `width` cells; None draws it empty."""
     share = min(1.0, max(0.0, fraction or 0.0))

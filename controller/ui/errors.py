@@ -71,6 +71,17 @@ def print_problems(
             print_error(error, target)
 
 
+def print_stopped(summary: Mapping[str, Any], console: Console | None = None) -> None:
+    """Say in one line that processes reported errors while their run was stopped; their tracebacks are in the log."""
+    raised = [problem for problem in summary.get("problems") or () if problem.get("traceback")]
+    if raised:
+        count = sum(len(problem.get("ranks") or [None]) for problem in raised)
+        who = "one process" if count == 1 else f"{count} processes"
+        run_id = clean(summary.get("run_id"))
+        line = f"  {who} reported an error while it was stopped; that is usual, and in `ctl logs {run_id}`"
+        _write(_target(console), Text(line, style="dim"))
+
+
 def print_triage(
     cause: Mapping[str, Any], log: Path | str | None = None, console: Console | None = None, *, fix: bool = True
 ) -> None:

@@ -82,6 +82,21 @@ def duration_text(seconds: float | None, *, running: bool = False) -> str:
     return f"{days} d {hours:02d} h"
 
 
+def age_text(seconds: float | None) -> str:
+    """Return an age in at most four cells, for a column: `3 s`, `12 m`, `3 h`, `2 d`."""
+    if seconds is None:
+        return UNKNOWN
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{min(99, math.floor(seconds / size))} {unit}"
+    return f"{math.floor(max(0.0, seconds))} s"
+
+
+def amount_text(number: float | None, unit: str) -> str:
+    """Return how much of a `progress` event's unit there is, without the unit's name: bytes have their own."""
+    return bytes_text(number) if unit == "bytes" else count_text(number)
+
+
 def count_text(count: float | None) -> str:
     """Return a whole number with thousands separators."""
     return UNKNOWN if count is None else f"{count:,.0f}"

@@ -1,123 +1,290 @@
-"""The dashboard: the frames of `frame.render` at the bottom of the terminal, on stderr, until the run has ended."""
+"""The dashboard: frames at the bottom of the terminal, on stderr, and the keys that choose what they show."""
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.live import Live
+from rich.text import Text
 
-from controller.core.events import Event
-from controller.core.logs import LogLine
-from controller.core.runview import RunView
-from controller.ui.clean import Encodable
+from controller.core.errors import CtlError
+from controller.ui.board import Controls, Known, RunBoard, Snapshot
+from controller.ui.fleet import fleet_lines
 from controller.ui.frame import render
-from controller.ui.glyphs import glyphs_for
+from controller.ui.glyphs import UNICODE, Glyphs, glyphs_for
+from controller.ui.keymap import Action, Pane, Situation, UiState, press
+from controller.ui.keys import KeyReader, in_foreground
+from controller.ui.logbuffer import LogPage
+from controller.ui.overlays import trace_end
+from controller.ui.painter import Painter
+from controller.ui.suspension import Suspension
 
-__all__ = ["LiveView", "render"]
+REFRESH_S = 0.25
+"""Four frames a second: enough for a spinner to look alive, little enough for a slow link. Keys wait for it too."""
 
-REFRESH_HZ = 4
-"""Enough for a spinner to look alive, little enough for a slow link."""
+HOLD_S = 20.0
+"""How long a failed run stays on the screen for a key that says somebody is there to read its traceback."""
 
-TAIL = 200
-"""Log lines kept: more than any terminal is high."""
+SMALLEST = (20, 5)
+"""Columns and lines below which nothing can be said."""
 
 
 class LiveView:
-    """A dashboard on a terminal. Its last frame stays in the scrollback.
+    """A dashboard of one or several runs on a terminal. Its last frame stays in the scrollback.
 
-    `update` and `log` may be called from any thread, as often as things happen.
+    Each run is a board from `sink`, which may be fed from any thread, as often as things happen.
     """
 
-    def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.time) -> None:
-        self._console = console or Console(stderr=True, highlight=False)
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        *,
+        keyboard: int | None = None,
+        clock: Callable[[], float] = time.time,
+        size: Callable[[], tuple[int, int]] | None = None,
+        replay: bool = False,
+        on_playback: Callable[[], None] | None = None,
+        on_screen: Callable[[], bool] | None = None,
+        hold_s: float = HOLD_S,
+    ) -> None:
+        """`keyboard` is the descriptor of a terminal to read keys from; `clock` gives seconds since the epoch.
+
+        `on_screen` says whether the terminal is ours at the moment, and not that of another process in front.
+        """
+        self._stream = stream or sys.stderr
         self._clock = clock
-        self._lock = threading.Lock()
-        self._view = RunView()
-        self._tail: deque[LogLine] = deque(maxlen=TAIL)
-        self._last_output: float | None = None
-        self._host_behind_s: float | None = None
-        self._live = self._new_live()
+        self._size = size or functools.partial(_size_of, self._stream)
+        self._glyphs = glyphs_for(self._stream.encoding)
+        self._painter = Painter(self._stream)
+        self._on_screen = on_screen or functools.partial(_is_ours, self._stream)
+        self._boards: list[RunBoard] = []
+        self._state = UiState()
+        self._replay = replay
+        self._on_playback = on_playback
+        self._hold_s = hold_s
+        self._leave_at: float | None = None
+        self._stay = threading.Event()
+        self._closed = threading.Event()
+        self._wake = threading.Event()
+        self._halted = True
+        self._lock = threading.RLock()  # a signal handler may find it held by the code that it interrupted
+        self._ticker: threading.Thread | None = None
+        self._keys = KeyReader(keyboard, self.press) if keyboard is not None else None
+        self._suspension = Suspension(self._suspend, self._resume, self._restore)
 
-    def event(self, event: Event) -> None:
-        """Nothing: the dashboard shows states, not events."""
+    @property
+    def left(self) -> bool:
+        """Whether somebody has asked to leave a replay, or a run that has ended."""
+        return self._wake.is_set()
 
-    def update(self, view: RunView) -> None:
-        """Show a new state."""
-        now = self._clock()
+    def sink(self, *, run: str, host: str, known: Known) -> RunBoard:
+        """Add a run and return its board; from the second on the view is a table with a row each."""
+        board = RunBoard(run=run, host=host, known=known, clock=self._clock)
+        for event in known.earlier:
+            board.event(event)
         with self._lock:
-            if view.host_time is not None and view.host_time != self._view.host_time:
-                # The least delay seen is the best estimate of how far apart the clocks are.
-                behind = now - view.host_time
-                self._host_behind_s = min(behind, behind if self._host_behind_s is None else self._host_behind_s)
-            if view.progress is not self._view.progress or self._last_output is None:
-                self._last_output = now
-            self._view = view
-
-    def log(self, lines: Sequence[LogLine]) -> None:
-        """Add lines to the tail; one that is complete replaces the unfinished one before it."""
-        if not lines:
-            return
-        with self._lock:
-            for line in lines:
-                if self._tail and self._tail[-1].partial:
-                    self._tail.pop()
-                self._tail.append(line)
-            self._last_output = self._clock()
+            self._boards.append(board)
+            if len(self._boards) == 2:
+                self._state = replace(self._state, opened=None)
+        return board
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take the dashboard off the screen, to ask a question."""
-        self._live.transient = True
-        self._live.stop()
+        """Take the dashboard off the screen, to ask a question on a terminal as it was found."""
+        self._suspend()
         try:
             yield
         finally:
-            self._live = self._new_live()
-            self._live.start()
+            self._resume()
 
     def __enter__(self) -> Self:
-        self._live.start()
+        self._suspension.__enter__()
+        self._ticker = threading.Thread(target=self._tick_on, name="ctl-frames", daemon=True)
+        self._resume()
+        self._ticker.start()
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.stop()
+        try:
+            if exc_type is None:
+                with suppress(KeyboardInterrupt):  # as good a key as any to leave with
+                    self._hold()
+        finally:
+            self._closed.set()
+            self._wake.set()
+            if self._ticker is not None:
+                self._ticker.join(timeout=5)
+            with self._lock:
+                self._state = replace(self._state, said="", confirming=False, typing=False)
+                if not self._halted:
+                    self._paint(keys=False)
+                    self._painter.leave()
+                self._halted = True
+            if self._keys is not None:
+                self._keys.stop()
+            self._suspension.__exit__(exc_type, exc, trace)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self.frame(options.max_width, options.size.height, options.encoding)
+    # ------------------------------------------------------------------------------------------ frames
 
-    def frame(self, width: int, height: int, encoding: str = "utf-8") -> RenderableType:
-        """Return the frame of this moment for a terminal of `width` by `height` cells."""
-        now = self._clock()
+    def frame(self, width: int, height: int, glyphs: Glyphs = UNICODE, *, keys: bool = False) -> list[Text]:
+        """Return the frame of this moment for a terminal of `width` by `height` cells, one of which is kept free."""
+        width, height = max(SMALLEST[0], width), max(SMALLEST[1], height)
+        rows = height - 1  # the cursor needs a line of its own, or the terminal scrolls
+        shots = [board.snapshot() for board in self._boards]
+        if not shots:
+            return []
+        state = self._state
+        if state.opened is None:
+            lines = fleet_lines(shots, state, width, rows, glyphs)
+            for line in lines:
+                line.truncate(width, overflow="ellipsis" if glyphs is UNICODE else "crop")
+            return lines
+        left = None if self._leave_at is None else max(0.0, self._leave_at - time.monotonic())
+        return render(
+            shots[state.opened], width, rows, page_of=functools.partial(self._page, state), state=state,
+            glyphs=glyphs, keys=keys, replay=self._replay, runs=len(shots), ends_in_s=left,
+        )  # fmt: skip
+
+    def _page(self, state: UiState, count: int) -> LogPage:
+        board = self._boards[state.opened or 0]
+        with board.lock:
+            return board.log_buffer.page(
+                count, end=state.frozen, skip=state.skip, needle=state.needle, rank=state.rank
+            )
+
+    def _tick_on(self) -> None:
+        """Draw a frame every REFRESH_S, and one sooner after a key, yet never more often."""
+        due = time.monotonic()
+        while not self._closed.is_set():
+            due = max(due + REFRESH_S, time.monotonic())
+            with self._lock:
+                if not self._halted and self._on_screen():
+                    try:
+                        self._paint(keys=self._keys is not None and self._keys.running)
+                    except OSError:
+                        return  # the terminal is gone, or its reader; the run is watched all the same
+            self._closed.wait(due - time.monotonic())
+
+    def _paint(self, *, keys: bool) -> None:
+        size = self._size()
+        self._painter.paint(self.frame(*size, self._glyphs, keys=keys), size)
+
+    # -------------------------------------------------------------------------------------------- keys
+
+    def press(self, key: str) -> None:
+        """Take a key, by the name that `keys.decode` gives it."""
+        self._leave_at = None
+        self._stay.set()
         with self._lock:
-            view, tail, last = self._view, list(self._tail), self._last_output
-            behind = self._host_behind_s or 0.0
-        glyphs = glyphs_for(encoding)
-        frame = render(
-            view,
-            tail,
-            width,
-            height - 1,  # the cursor needs a line of its own, or the terminal scrolls
-            now,
-            quiet_s=0.0 if last is None else now - last,
-            host_behind_s=behind,
-            glyphs=glyphs,
-        )
-        return Encodable(frame)
+            self._state, action = press(self._state, key, self._situation())
+            opened = self._state.opened
+        if action is Action.CLOSE:
+            self._wake.set()
+        elif action is Action.PLAYBACK and self._on_playback is not None:
+            self._on_playback()
+        elif action is Action.DETACH:
+            for controls in self._controls(opened):
+                controls.detach()
+        elif action is Action.STOP:
+            # It takes as long as the job takes to end, and the keys go on meanwhile.
+            threading.Thread(target=self._stop, args=(opened,), name="ctl-stop", daemon=True).start()
 
-    def _new_live(self) -> Live:
-        return Live(
-            get_renderable=lambda: self,
-            console=self._console,
-            refresh_per_second=REFRESH_HZ,
-            redirect_stdout=False,  # stdout is data, and may go elsewhere
-            vertical_overflow="crop",
+    def _controls(self, opened: int | None) -> Sequence[Controls]:
+        boards = self._boards if opened is None or len(self._boards) > 1 else [self._boards[opened]]
+        return [board.controls for board in boards if board.controls is not None]
+
+    def _stop(self, opened: int | None) -> None:
+        controls = self._boards[opened or 0].controls
+        try:
+            said = controls.stop() if controls is not None else "there is nothing to stop yet"
+        except CtlError as error:
+            said = f"{error.what}; {error.fix}" if error.fix else error.what
+        with self._lock:
+            self._state = replace(self._state, said=said)
+
+    def _situation(self) -> Situation:
+        boards = self._boards
+        if not boards:
+            return Situation(live=False)
+        board = boards[self._state.opened if self._state.opened is not None else self._state.chosen]
+        shot = board.snapshot()
+        width, height = self._size()
+        failures = shot.failures
+        room = height - 2
+        return Situation(
+            runs=len(boards),
+            live=board.controls is not None,
+            ended=all(self._ended(each) for each in boards) if self._state.opened is None else self._ended(board),
+            failed=bool(failures),
+            replay=self._replay,
+            total=self._page(self._state, 0).total,
+            page=max(1, height - 4 if self._state.pane is not Pane.BOARD else height // 3),
+            trace_end=trace_end(failures, width, room, self._glyphs),
+            ranks=1 + max((*shot.silent, *shot.ranks.values()), default=-1),
         )
+
+    @staticmethod
+    def _ended(board: RunBoard) -> bool:
+        return board.snapshot().view.end is not None
+
+    def _hold(self) -> None:
+        """Keep a failed run, or a replay at its end, on the screen for as long as somebody reads it."""
+        if self._keys is None or not self._keys.running or self._hold_s <= 0:
+            return
+        shots: list[Snapshot] = [board.snapshot() for board in self._boards]
+        failed = any(shot.view.end and (shot.cause or shot.failures) for shot in shots)
+        if not (self._replay or failed) or self._wake.is_set():
+            return
+        if not self._replay:
+            self._leave_at = time.monotonic() + self._hold_s
+            self._stay.clear()
+            if not self._stay.wait(self._hold_s):
+                return
+        while not self._wake.wait(REFRESH_S):
+            pass  # in steps, because signals are only heard between them
+
+    # -------------------------------------------------------------------------- the terminal's ownership
+
+    def _suspend(self) -> None:
+        with self._lock:
+            if not self._halted:
+                self._painter.wipe()
+            self._halted = True
+        if self._keys is not None:
+            self._keys.stop()
+
+    def _resume(self) -> None:
+        if self._keys is not None:
+            self._keys.start()
+        with self._lock:
+            self._halted = False
+
+    def _restore(self) -> None:
+        """Give the terminal back as it was found; a frame that stands there stays."""
+        if self._keys is not None:
+            self._keys.stop()
+        self._painter.leave()
+
+
+def _is_ours(stream: TextIO) -> bool:
+    """In the background the terminal is somebody else's, who is typing on it."""
+    return not stream.isatty() or in_foreground(stream.fileno())
+
+
+def _size_of(stream: TextIO) -> tuple[int, int]:
+    """Return columns and lines of the terminal behind a stream; 80 by 24 where it does not tell."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):
+        return 80, 24
+    return (size.columns or 80), (size.lines or 24)

@@ -5,10 +5,12 @@ Everything goes to stderr. Nothing here draws: no colour, no cursor movement, an
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
@@ -17,8 +19,10 @@ from controller.core.events import Event
 from controller.core.logs import LogLine
 from controller.core.runview import Contact, RunView, StageView, Status
 from controller.core.tracebacks import Failure
+from controller.ui.board import Controls, Known
 from controller.ui.clean import clean, clean_block
 from controller.ui.formats import (
+    amount_text,
     bytes_text,
     clock_text,
     count_text,
@@ -27,6 +31,8 @@ from controller.ui.formats import (
     gpus_clean_text,
     state_word,
 )
+from controller.ui.viewsink import ViewSink
+from remote_payload.host.protocol import RunState
 
 HEARTBEAT_S = 30.0
 """A CI log without a line for longer looks dead, and some CI systems then end the job."""
@@ -37,17 +43,24 @@ PROGRESS_STEP = 0.1
 PROGRESS_MODES = ("auto", "plain", "json", "none")
 
 
-class View(Protocol):
-    """A way to show a run. `update` and `log` may be called from any thread, as often as things happen."""
+class RunSink(Protocol):
+    """Takes what happens in one run, for a view."""
 
     def event(self, event: Event) -> None:
-        """Take an event, before the state that it leads to."""
+        """Take an event."""
 
-    def update(self, view: RunView) -> None:
-        """Take the new state."""
+    def log(self, data: bytes) -> None:
+        """Take raw bytes of the job's output."""
 
-    def log(self, lines: Sequence[LogLine]) -> None:
-        """Take new lines of the job's output."""
+    def control(self, controls: Controls) -> None:
+        """Let keys act on the run from now on, where there are any."""
+
+
+class View(Protocol):
+    """A way to show one run, or several. Its sinks may be fed from any thread, as often as things happen."""
+
+    def sink(self, *, run: str, host: str, known: Known) -> RunSink:
+        """Add a run, and return what takes its events and its output."""
 
     def paused(self) -> AbstractContextManager[None]:
         """Keep off the terminal while a question is asked."""
@@ -60,12 +73,19 @@ class View(Protocol):
 
 
 def choose_view(
-    stderr: TextIO, environ: Mapping[str, str], progress: str = "auto", *, show_log: bool = False
+    stderr: TextIO,
+    environ: Mapping[str, str],
+    progress: str = "auto",
+    *,
+    show_log: bool = False,
+    clock: Callable[[], float] = time.time,
 ) -> View:
-    """Return the view for `progress`: auto, plain, json or none. `show_log`: plain lines hold the job's output too.
+    """Return the view for `progress`: auto, plain, json or none. `show_log`: plain lines hold the job's output too;
+    `clock` gives the times in front of plain lines, in seconds since the epoch.
 
-    auto is the dashboard only where stderr is a terminal that can move its cursor and nobody claims to be CI; stdout
-    does not matter, so that `ctl ... | tee` stays alive. Raises UsageError for another word.
+    auto is the dashboard only where stderr is a terminal that can move its cursor, nobody claims to be CI, and
+    NO_COLOR (https://no-color.org) is not set; stdout does not matter, so that `ctl ... | tee` stays alive. Raises
+    UsageError for another word.
     """
     if progress == "json":
         return JsonView(stderr)
@@ -73,20 +93,32 @@ def choose_view(
         return SilentView()
     if progress not in PROGRESS_MODES:
         raise UsageError(f"unknown progress {progress!r}", fix=f"use one of {', '.join(PROGRESS_MODES)}")
-    if (
-        progress == "auto"
-        and stderr.isatty()
-        and environ.get("TERM", "") not in ("", "dumb")
-        and not environ.get("CI")
-    ):
+    if progress == "auto" and animates(stderr, environ):
         from controller.ui.live import LiveView  # heavy, and only wanted on a terminal
 
-        return LiveView()
-    return PlainView(stderr, show_log=show_log)
+        return LiveView(stderr, keyboard=keyboard())
+    return PlainView(stderr, show_log=show_log, clock=clock)
+
+
+def animates(stderr: TextIO, environ: Mapping[str, str]) -> bool:
+    """Return whether a dashboard is wanted and can be drawn."""
+    able = stderr.isatty() and environ.get("TERM", "") not in ("", "dumb")
+    return able and not environ.get("CI") and not environ.get("NO_COLOR")
+
+
+def keyboard() -> int | None:
+    """Return the descriptor of the terminal that keys come from; None where stdin is something else."""
+    try:
+        return sys.stdin.fileno() if sys.stdin.isatty() else None
+    except (AttributeError, ValueError, OSError):  # no stdin, or one without a descriptor
+        return None
 
 
 class SilentView:
     """Shows nothing; errors still speak at the end."""
+
+    def sink(self, *, run: str, host: str, known: Known) -> RunSink:
+        return ViewSink(self, run=run, host=host, title=known.title)
 
     def event(self, event: Event) -> None: ...
 
@@ -127,8 +159,12 @@ class PlainView(SilentView):
         clock: Callable[[], float] = time.time,
         heartbeat_s: float = HEARTBEAT_S,
         show_log: bool = False,
+        label: str = "",
     ) -> None:
+        """`label` stands before each line, where several runs share a stream."""
         self._stream = stream
+        self._label = f"{label}: " if label else ""
+        self._others: list[PlainView] = []
         self._show_log = show_log
         self._clock = clock
         self._heartbeat_s = heartbeat_s
@@ -141,6 +177,18 @@ class PlainView(SilentView):
         self._closed = threading.Event()
         self._beat = threading.Thread(target=self._beat_on, name="ctl-heartbeat", daemon=True)
 
+    def sink(self, *, run: str, host: str, known: Known) -> RunSink:
+        """Return the sink of a run. From the second on each has a view of its own, and the host before its lines."""
+        if not self._view.run:
+            self._view = replace(self._view, run=run, host=host)
+            return super().sink(run=run, host=host, known=known)
+        self._label = self._label or f"{self._view.host}: "
+        other = PlainView(
+            self._stream, clock=self._clock, heartbeat_s=self._heartbeat_s, show_log=self._show_log, label=host
+        )
+        self._others.append(other.__enter__())
+        return ViewSink(other, run=run, host=host, title=known.title)
+
     def __enter__(self) -> Self:
         self._beat.start()
         return self
@@ -148,6 +196,8 @@ class PlainView(SilentView):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for other in self._others:
+            other.__exit__(exc_type, exc, trace)
         self._closed.set()
         self._beat.join(timeout=5)
 
@@ -199,7 +249,7 @@ class PlainView(SilentView):
             return
         self._last_print = self._clock()
         stamp = clock_text(self._last_print)
-        self._stream.write("".join(f"{stamp}  {line}\n" for line in lines))
+        self._stream.write("".join(f"{stamp}  {self._label}{line}\n" for line in lines))
         self._stream.flush()
 
 
@@ -208,12 +258,18 @@ def progress_line(view: RunView) -> str:
     progress = view.progress
     if progress is None:
         return "no samples yet"
-    parts = [f"{count_text(progress.done)} of {count_text(progress.total)} samples"]
+    of = "" if progress.total is None else f" of {amount_text(progress.total, progress.unit)}"
+    unit = "" if progress.unit == "bytes" else f" {clean(progress.unit)}"
+    parts = [f"{amount_text(progress.done, progress.unit)}{of}{unit}"]
     if progress.fraction is not None:
         parts[0] += f" ({progress.fraction * 100:.0f} %)"
-    if view.tokens_per_s is not None:
+    if view.tokens_per_s is not None and progress.has_tokens:
         parts.append(f"{count_text(view.tokens_per_s)} tokens/s")
-    parts.append(bytes_text(progress.bytes))
+    if progress.unit == "bytes":
+        parts += [f"{bytes_text(view.bytes_per_s)}/s"] if view.bytes_per_s else []
+    elif progress.bytes or progress.unit == "samples":
+        parts.append(bytes_text(progress.bytes))
+    parts += [f"{clean(name)} {clean(value)}" for name, value in progress.values.items()]
     parts += [
         f"{count_text(n)} {word}" for n, word in ((progress.skipped, "skipped"), (progress.failed, "failed")) if n
     ]
@@ -242,8 +298,12 @@ def _changes(before: RunView, view: RunView) -> list[str]:
         lines.append(back + (f": {clean(view.contact_text)}" if view.contact_text else ""))
     if view.state != before.state and view.state:
         lines.append(f"run {clean(view.run)} is {clean(state_word(view.state))}")
-    for failure in view.failures[len(before.failures) :]:
-        lines += _failure(failure, view.failures)
+    fresh_failures = view.failures[len(before.failures) :]
+    if view.state == RunState.STOPPING.value:
+        # What processes report as they are stopped reads like a failure, and is none; the log has it whole.
+        lines += [f"{clean(failure.label)} ended with {clean(failure.exc_type)}" for failure in fresh_failures]
+    else:
+        lines += [line for failure in fresh_failures for line in _failure(failure, view.failures)]
     if view.end is not None and before.end is None:
         if view.progress is not None:
             lines.append(progress_line(view))

@@ -24,6 +24,7 @@ from controller.ui.formats import (
     state_word,
 )
 from controller.ui.glyphs import Glyphs, glyphs_for
+from controller.ui.survey import print_groups, survey_rows
 
 EXAMPLES = 10
 """Entries named in a clear list; the digest that is confirmed covers all of them."""
@@ -130,9 +131,11 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
         ),
     )
     grid = _grid(10)
-    for label, value in _summary_rows(summary):
+    for label, value in summary_rows(summary):
         grid.add_row("", Text(label, style="dim"), value)
     _print(console, grid)
+    if isinstance(summary.get("survey"), Mapping):
+        print_groups(console, summary["survey"])
     if summary.get("states"):
         _print(console, Padding(_states(summary["states"]), (1, 0, 1, 2)))
 
@@ -217,7 +220,8 @@ def print_config(console: Console, document: Mapping[str, Any]) -> None:
     _print(console, grid)
 
 
-def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
+def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
+    """Yield what a summary says as labels and cleaned text, the most important first."""
     samples = summary.get("samples")
     if isinstance(samples, Mapping):
         line = Text(f"{count_text(samples.get('written'))} of {count_text(samples.get('expected'))} written")
@@ -255,6 +259,9 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     if summary.get("model"):
         layers = f" ({summary['num_layers']} layers)" if summary.get("num_layers") else ""
         yield "model", Text(clean(summary["model"]) + layers)
+    if isinstance(summary.get("survey"), Mapping):
+        yield from survey_rows(summary["survey"])
+    yield from _provision_rows(summary)
     yield from _proof_rows(summary)
     cause = summary.get("triage")
     if isinstance(cause, Mapping):
@@ -262,7 +269,27 @@ def _summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     timings = {name.removesuffix("_s"): value for name, value in (summary.get("timings") or {}).items()}
     if timings:
         yield "time", Text(", ".join(f"{clean(name)} {duration_text(value)}" for name, value in timings.items()))
+    if summary.get("gpu_hours") is not None:
+        cost = summary.get("cost") or {}
+        price = f"; {cost['total']:,.2f} at {cost['price_per_gpu_hour']:g} an hour" if cost else ""
+        yield "used", Text(f"{summary['gpu_hours']:.2f} GPU-hours{price}")
     yield "after", Text(clean_text(summary.get("gpus_clean")))
+
+
+def _provision_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
+    """What `ctl hosts setup` and `ctl hosts fetch-model` left on the host."""
+    environment, fetched = summary.get("environment"), summary.get("fetched")
+    if isinstance(environment, Mapping):
+        yield "python", text(f"{environment.get('python')} in {environment.get('path')}")
+        cuda = environment.get("torch_cuda")
+        names = {**environment.get("packages", {}), "torch": environment.get("torch")}
+        packages = ", ".join(f"{name} {version}" for name, version in names.items() if version)
+        yield "packages", text(packages + (f", CUDA {cuda}" if cuda else ""))
+    if isinstance(fetched, Mapping):
+        yield "model", text(f"{fetched.get('repo')}, commit {fetched.get('commit')}")
+        yield "folder", text(fetched.get("path"))
+        proofs = ", ".join(f"{count} by {kind}" for kind, count in fetched.get("proved_by", {}).items() if count)
+        yield "files", text(f"{fetched.get('files')}, {bytes_text(fetched.get('bytes'))}; proved {proofs}")
 
 
 def _proof_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from functools import cache
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -33,3 +35,8 @@ def ask_yes_no(question: str) -> bool:
         return input().strip().lower() in ("y", "yes")
     except EOFError:
         return False
+
+
+def print_json(document: Any) -> None:
+    """Print the one document of `--json`."""
+    print(json.dumps(document, indent=1, default=str))

@@ -10,6 +10,7 @@ from controller.core.events import Event
 from controller.core.logs import LogFolder, LogLine
 from controller.core.runview import RunView
 from controller.core.state import reduce
+from controller.ui.board import Controls
 
 
 class View(Protocol):
@@ -41,3 +42,6 @@ class ViewSink:
             lines.append(partial)  # a progress bar at work; a view replaces it when the line is complete
         if lines:
             self._view.log(lines)
+
+    def control(self, controls: Controls) -> None:
+        """Nothing: there are no keys here."""

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from remote_payload.extract.dataset import Sample
 from remote_payload.extract.errors import CaptureError
 from remote_payload.extract.progress import LedgerTail, Progress
+from remote_payload.extract.spill import HEAD_BYTES
 from remote_payload.extract.store import is_streamed
 
 WINDOW_TOKENS = 1 << 20
@@ -46,8 +47,11 @@ BACKOFF_S = 60.0
 RESERVE_PART, RESERVE_BYTES = 50, 256 << 20
 """Left free: a 50th of the file system, at most 256 MiB, for events, logs and ledgers that share the disk."""
 
-SAMPLE_OVERHEAD_BYTES = 64 << 10
-"""Header and block rounding of a sample file."""
+SPAN_BYTES = 20
+"""Bytes of a range of tokens in a file's description: "[1048574, 1048576], "."""
+
+SAMPLE_OVERHEAD_BYTES = 128 << 10
+"""The room for a head, other names and figures in it, padding, and block rounding of a sample file."""
 
 
 class Engine(Protocol):
@@ -61,12 +65,18 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The sizes that decide. `row_bytes`: bytes of a token's states; `buffer_bytes`: of one rank's buffers."""
+    """The sizes that decide. `row_bytes`: bytes of a token's states; `buffer_bytes`: of one rank's buffers.
+
+    `side_bytes`: of a token beside its states (id, mask, scale). `rewrites`: whether a streamed sample's rows are on
+    the disk twice while its file is made of them.
+    """
 
     output: str
     ranks: int
     row_bytes: int
     buffer_bytes: int
+    side_bytes: int
+    rewrites: bool
 
     def charge(self, sample: Sample) -> int:
         """Bytes of buffers that a sample may need at once: a streamed one's pieces get by with half the pool."""
@@ -74,8 +84,12 @@ class Room:
         return self.buffer_bytes // 2 if is_streamed(size, self.buffer_bytes) else size
 
     def file_bytes(self, sample: Sample) -> int:
-        """Bytes of its file, at most."""
-        return len(sample.token_ids) * (self.row_bytes + 8) + SAMPLE_OVERHEAD_BYTES
+        """Bytes that its file takes on the disk until it is whole, at most."""
+        tokens, mask = len(sample.token_ids), sample.loss_mask or b""
+        rows, described = tokens * self.row_bytes, (mask.count(b"\0\1") + 1) * SPAN_BYTES
+        rewritten = self.rewrites or described > HEAD_BYTES // 2
+        again = rows if rewritten and is_streamed(rows, self.buffer_bytes) else 0
+        return rows + again + tokens * self.side_bytes + described + SAMPLE_OVERHEAD_BYTES
 
 
 class Admission:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -31,7 +32,8 @@ FEATURES = {"input_ids": _LIST, "loss_mask": _LIST, "seq_len": {"dtype": "int64"
 def write_data_set(folder: str, samples: Iterable[Sample], *, indexes: int, fingerprint: str) -> None:
     """Write the rows 0..indexes-1; `samples` rise in their index. Samples without a mask count every token.
 
-    `state.json`, without which no folder is a data set, comes last. Raises ConfigError without pyarrow, OSError.
+    `state.json`, without which no folder is a data set, comes last. Runs that share a folder write the same rows, so
+    it does not matter which is last. Raises ConfigError without pyarrow, OSError.
     """
     require_pyarrow("the data set beside hs_* files")
     import pyarrow
@@ -42,9 +44,10 @@ def write_data_set(folder: str, samples: Iterable[Sample], *, indexes: int, fing
         metadata={"huggingface": json.dumps({"info": {"features": FEATURES}})},
     )
     os.makedirs(folder, exist_ok=True)
-    temporary = os.path.join(folder, f".{DATA}{TEMPORARY_SUFFIX}")
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{DATA}.", suffix=TEMPORARY_SUFFIX, dir=folder)
     try:
-        with open(temporary, "wb") as file:
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o640)  # as the samples are
             with pyarrow.ipc.new_stream(file, schema) as writer:
                 for rows in _batches(samples, indexes):
                     writer.write_batch(pyarrow.RecordBatch.from_pylist(rows, schema=schema))

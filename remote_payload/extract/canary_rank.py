@@ -13,6 +13,8 @@ from torch import nn
 
 from remote_payload.extract.canary import (
     CHUNK_CAUSE,
+    HALF_REFERENCE_ERROR,
+    NEIGHBOUR_SHARE,
     PREFIX_CAUSE,
     Finding,
     Pass,
@@ -33,6 +35,10 @@ Answers = tuple[list[int], list[float]]
 """The engine's greedy token after each prompt, and its log probability."""
 
 SINGLE, BATCH, CHUNKED, REFERENCE = "single", "batch", "chunked", "reference"
+
+DUMMY_APART = HALF_REFERENCE_ERROR / NEIGHBOUR_SHARE
+"""In place of the distance of neighbouring boundaries, which is nothing under dummy weights: so that half precision
+may differ by HALF_REFERENCE_ERROR between passes. Rows of another prompt differ by more than their own size."""
 
 BATCH_CAUSE = "rows depend on what else is in the batch: a broken kernel, or another request's rows"
 
@@ -98,7 +104,7 @@ class CanaryRank:
         batch_cause: str,
         device: torch.device,
     ) -> Report:
-        """Check the passes; `values` False (dummy weights) leaves only the hard checks.
+        """Check the passes; `values` False (dummy weights) leaves the hard checks and that passes give the same rows.
 
         `batch_cause`: what is known to make rows depend on the batch on this machine, "" if nothing is.
 
@@ -112,10 +118,17 @@ class CanaryRank:
                 report.findings += check_rows(given, prompts, states, name)
         if not values:
             report.notes.append("the weights are dummies: values, order and identity of the states are not proven")
-        elif not report.findings:
+        if report.findings:
+            return report
+        rows = {name: p.rows(numbers).to(device) for name, p in captured.items()}
+        if not values:
+            self._compare(report, rows, prompts, batch_cause or BATCH_CAUSE, [DUMMY_APART] * states)
+        else:
             report.sound = True
-            rows = {name: p.rows(numbers).to(device) for name, p in captured.items()}
-            self._compare(report, rows, prompts, batch_cause or BATCH_CAUSE)
+            found, report.figures["identity"] = check_identity(rows[BATCH], rows[SINGLE], prompts)
+            report.findings += found
+            apart = report.figures["apart"] = distances_apart(rows[SINGLE])
+            self._compare(report, rows, prompts, batch_cause or BATCH_CAUSE, apart)
             first = range(reference_prompts)
             # Hooks see the last state before the norm; behind the norm, the engine's tokens are its proof.
             normed = self._settings.layers if self._settings.final_norm else None
@@ -151,14 +164,10 @@ class CanaryRank:
         self._passes, self._hooked, self._broken = {}, {}, []
 
     def _compare(
-        self, report: Report, rows: dict[str, torch.Tensor], prompts: Sequence[Sequence[int]], cause: str
-    ) -> None:
+        self, report: Report, rows: dict[str, torch.Tensor], prompts: Sequence[Sequence[int]], cause: str,
+        apart: Sequence[float],
+    ) -> None:  # fmt: skip
         single = rows[SINGLE]
-        found, share = check_identity(rows[BATCH], single, prompts)
-        report.findings += found
-        report.figures["identity"] = share
-        apart = distances_apart(single)
-        report.figures["apart"] = apart
         # A batch may cut prompts by itself; only those that it left whole compare batch and single alone.
         uncut = self._whole(BATCH, prompts).to(single.device)
         chunked = rows.get(CHUNKED, rows[BATCH])

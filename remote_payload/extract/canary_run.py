@@ -83,7 +83,7 @@ class Canary:
     def run(self, when: str, *, values: bool) -> dict[str, Any]:
         """Return the figures for the summary, `when` "start" or "end". Raises CanaryError.
 
-        `values` False (dummy weights) only counts states and looks for NaN and zeros.
+        `values` False (dummy weights) counts states, looks for NaN and zeros, and compares the passes' rows.
         """
         started, answers = time.monotonic(), {}
         numbers = range(len(self._prompts))

@@ -18,6 +18,7 @@ PROBE_KEY = "ctl_probe"
 """The number of a probe request, which every rank keeps in memory and none writes."""
 
 SPANS_KEY = "ctl_loss_spans"
+RECORD_KEY = "ctl_record_id"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -29,6 +30,7 @@ class Request:
     probe: bool
     token_ids: list[int]
     loss_spans: list[list[int]] | None
+    record_id: str | None = None
     done: int = 0  # rows [0, done) are collected
     sink: Any = None  # where its rows go; the collector's user sets it
     dropped: bool = False  # there was no room for its rows: the rest is computed, and not kept
@@ -96,6 +98,7 @@ class Collector:
             probe=PROBE_KEY in extra,
             token_ids=list(new.prompt_token_ids),
             loss_spans=extra.get(SPANS_KEY),
+            record_id=extra.get(RECORD_KEY),
         )
         self._requests[new.req_id] = request
         return request

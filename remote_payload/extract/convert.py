@@ -36,7 +36,8 @@ from remote_payload.extract.records import require_pyarrow
 from remote_payload.extract.settings import CONFIG_EXIT, ConfigError
 from remote_payload.host.files import read_json, read_lines, write_json
 from remote_payload.host.journal import EventWriter, Journal
-from remote_payload.host.protocol import RunPaths, layer_ids
+from remote_payload.host.layers import layer_ids
+from remote_payload.host.layout import RunPaths
 
 THREADS = 4
 """Samples in memory at a time, once as read and once as written."""
@@ -127,6 +128,7 @@ class Conversion:
         record = {
             "index": line["index"], "file": name, "tokens": sample.shape[0], "bytes": size, "sha256": sha256,
             "token_sha256": digest, "states": states, "seconds": round(time.monotonic() - started, 6),
+            "t": round(time.time(), 3),
         }  # fmt: skip
         return record, sample
 

@@ -27,6 +27,12 @@ KINDS = ("auto", "tokens", "chat")
 OVER_LONG = ("truncate", "skip")
 """What becomes of a sample of more than `max_seq_len` tokens."""
 
+RECORD_IDS = ("conversation_id", "uuid", "id")
+"""Keys under which a record may name itself: Model-Optimizer asks for the first two, ShareGPT has the last."""
+
+RECORD_ID_BYTES = 256
+"""A longer name is a text, not a name, and is left out."""
+
 NOTICES = frozenset({"truncated", "split", "no-loss"})
 """Codes of a `Skip` whose sample is there all the same."""
 
@@ -36,11 +42,15 @@ HISTOGRAM_EDGES = (64, 256, 1024, 4096, 16384, 65536)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """`loss_mask` holds one 0 or 1 for each token; None where the data set or template does not say."""
+    """`loss_mask` holds one 0 or 1 for each token; None where the data set or template does not say.
+
+    `record_id`: what the data set itself calls the record, see RECORD_IDS; the parts of a split chat share it.
+    """
 
     index: int
     token_ids: list[int]
     loss_mask: bytes | None
+    record_id: str | None = None
 
     def loss_spans(self) -> list[list[int]] | None:
         """Return the mask as [start, end) ranges of tokens that count; None where there is no mask."""
@@ -80,11 +90,15 @@ class Samples:
     def __init__(self) -> None:
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this object
         self._indexes, self._lengths, self._masked = array("Q"), array("L"), array("b")
+        self._named = array("H")  # bytes of each record's own name
         self.tokens = 0
 
     def add(self, sample: Sample) -> None:
         self._spool.write(array("i", sample.token_ids).tobytes())
         self._spool.write(sample.loss_mask or b"")
+        name = (sample.record_id or "").encode()
+        self._spool.write(name)
+        self._named.append(len(name))
         self._indexes.append(sample.index)
         self._lengths.append(len(sample.token_ids))
         self._masked.append(sample.loss_mask is not None)
@@ -95,12 +109,13 @@ class Samples:
 
     def __iter__(self) -> Iterator[Sample]:
         width, offset = array("i").itemsize, 0
-        for index, length, masked in zip(self._indexes, self._lengths, self._masked, strict=True):
+        for index, length, masked, named in zip(self._indexes, self._lengths, self._masked, self._named, strict=True):
             self._spool.seek(offset)  # each time: two iterators may be at work
             ids = array("i", self._spool.read(length * width))
             mask = self._spool.read(length) if masked else None
-            offset += length * width + (length if masked else 0)
-            yield Sample(index=index, token_ids=ids.tolist(), loss_mask=mask)
+            name = self._spool.read(named).decode() or None
+            offset += length * width + (length if masked else 0) + named
+            yield Sample(index=index, token_ids=ids.tolist(), loss_mask=mask, record_id=name)
 
     @property
     def indexes(self) -> Sequence[int]:
@@ -194,7 +209,7 @@ class _Reader:
             for piece in pieces:
                 if self._full():
                     break
-                self._take(record.line, piece)
+                self._take(record.line, piece, _record_id(record.value))
         if not len(self._samples):
             raise ConfigError(f"{path} gives not one sample: {self._index} records read, all were skipped")
         if not self._counted and not self._unmasked:
@@ -229,7 +244,7 @@ class _Reader:
         wanted = {"tokens": "input_ids", "chat": "messages or conversations"}
         raise Malformed("malformed", f"no {wanted.get(self._kind, 'input_ids, messages or conversations')} in it")
 
-    def _take(self, line: int, piece: Rendered | _Tokens) -> None:
+    def _take(self, line: int, piece: Rendered | _Tokens, record_id: str | None) -> None:
         ids, mask = piece.token_ids, piece.mask
         try:
             _check_ids(ids, mask, self._vocabulary)
@@ -246,7 +261,7 @@ class _Reader:
         elif 1 not in mask:
             self._note(line, "no-loss", "no token of it counts: the assistant says nothing within its length")
         self._counted += mask.count(1) if mask is not None else 0
-        self._samples.add(Sample(index=self._index, token_ids=ids, loss_mask=mask))
+        self._samples.add(Sample(index=self._index, token_ids=ids, loss_mask=mask, record_id=record_id))
         self._index += 1
 
 
@@ -254,6 +269,15 @@ class _Reader:
 class _Tokens:
     token_ids: list[int]
     mask: bytes | None
+
+
+def _record_id(record: dict[str, Any]) -> str | None:
+    """Return the record's own name, None if it has none that a file could carry."""
+    found = next((record[key] for key in RECORD_IDS if isinstance(record.get(key), str | int)), None)
+    if found is None or isinstance(found, bool):
+        return None
+    name = str(found)
+    return name if 0 < len(name.encode("utf-8", "surrogatepass")) <= RECORD_ID_BYTES and name.isprintable() else None
 
 
 def _token_record(record: dict[str, Any]) -> _Tokens:

@@ -25,7 +25,7 @@ from remote_payload.extract.canary_run import CanaryError, CanaryGuard, Generate
 from remote_payload.extract.collect import PROBE_KEY
 from remote_payload.extract.dataset import NOTICES, DataSet, Samples, Skip, is_mine, read_samples
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
-from remote_payload.extract.formats import format_named
+from remote_payload.extract.formats import SCALE_BYTES, format_named
 from remote_payload.extract.identity import difference
 from remote_payload.extract.pool import DEFAULT_BUFFER_BYTES
 from remote_payload.extract.progress import Counts, LedgerTail, PatientEvents, Progress
@@ -49,6 +49,9 @@ from remote_payload.host.journal import EventWriter, Journal
 
 LOOK_S = 30.0
 """Between two notices while existing files are proved, which takes hours for tens of terabytes."""
+
+ARROW_ATTEMPTS = 2
+"""A run that begins in the same folder takes our unfinished file for a killed writer's, once, and removes it."""
 
 WHY_LIMIT = 500
 """Characters of an error repeated in the ledger for each sample that it took along."""
@@ -144,12 +147,15 @@ class Extraction:
             self._notice("info", "preempted", text)
 
     def _room(self) -> Room:
-        ranks = self._llm.collective_rpc("ctl_facts")
+        ranks, spec = self._llm.collective_rpc("ctl_facts"), self._job.spec
+        form, fp8 = format_named(spec["format"]), spec["store_dtype"] == "fp8"
         return Room(
-            output=self._job.spec["output"],
+            output=spec["output"],
             ranks=len(ranks),
             row_bytes=ranks[0]["row_bytes"],
-            buffer_bytes=self._job.spec.get("buffer_bytes") or DEFAULT_BUFFER_BYTES,
+            buffer_bytes=spec.get("buffer_bytes") or DEFAULT_BUFFER_BYTES,
+            side_bytes=form.side_bytes + (SCALE_BYTES if fp8 else 0),
+            rewrites=form.head is None or fp8,
         )
 
     def _record_failures(self, pending: Samples, error: Exception) -> None:
@@ -209,20 +215,29 @@ class Extraction:
         spec = self._job.spec
         if not format_named(spec["format"]).arrow:
             return
-        try:
-            arrow.write_data_set(
-                spec["output"], data.samples, indexes=data.indexes, fingerprint=self._job.run_id.replace("-", "")
-            )
-        except ConfigError as error:
-            text = f"the Arrow data set that speculators trains from was not written: {error}; then resume this run"
-            self._notice("warn", "arrow-missing", text)
+        fingerprint = self._job.run_id.replace("-", "")
+        for attempt in range(ARROW_ATTEMPTS):
+            try:
+                arrow.write_data_set(spec["output"], data.samples, indexes=data.indexes, fingerprint=fingerprint)
+                return
+            except ConfigError as error:
+                text = (
+                    f"the Arrow data set that speculators trains from was not written: {error}; then resume this run"
+                )
+                self._notice("warn", "arrow-missing", text)
+                return
+            except FileNotFoundError:
+                if attempt == ARROW_ATTEMPTS - 1:
+                    raise
 
     def _take_over(self, samples: Samples, identity: Mapping[str, Any]) -> tuple[Samples, Counts]:
         """Return what is to be captured, and what is there already and proved. Raises ConfigError."""
-        spec, kept, manifest = self._job.spec, Counts(), None
+        spec, kept = self._job.spec, Counts()
+        if self._job.resume:
+            require_same_kind(spec["output"], spec["format"], identity)
+        output.settle(spec["output"], identity)
         if self._job.resume:
             with self._phase("resume"):
-                manifest = require_same_kind(spec["output"], spec["format"], identity)
                 found = resume(samples, spec, identity, self._job.run_id, self._looking())
             for record in found.kept:
                 line = {**record, "seconds": 0.0, "kept": True}
@@ -230,7 +245,6 @@ class Extraction:
                 self._ledger.append(line)
             self._notice("warn" if found.bad else "info", "resumed", found.text())
             samples, self._kept_header = found.missing, found.header
-        output.write_manifest(spec["output"], identity, self._job.run_id, manifest)
         return samples, kept
 
     def _looking(self) -> Callable[[int, int], None]:

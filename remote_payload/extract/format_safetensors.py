@@ -23,6 +23,7 @@ from remote_payload.extract.formats import (
     SampleFacts,
     Sink,
     mask_of_spans,
+    one_plane,
     token_digest,
 )
 
@@ -140,6 +141,8 @@ SPECULATORS = Format(
     says_norm=True,  # our header does; speculators itself does not look
     needs_final=False,
     dtypes=frozenset(ITEM_BYTES),
+    side_bytes=8,  # its id
+    planes=one_plane,
     head=_head,
     arrow=True,
 )

@@ -12,7 +12,7 @@ import math
 import os
 import pickle
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
@@ -27,42 +27,65 @@ STORAGES = {"BFloat16Storage": ("BF16", 2), "HalfStorage": ("F16", 2), "FloatSto
             "LongStorage": ("I64", 8), "BoolStorage": ("BOOL", 1)}  # fmt: skip
 DTYPES = frozenset({"BF16", "F16", "F32"})
 
-Layout = Callable[[Any, Any, Any, Mapping[str, str]], dict[str, Any]]
-"""Makes a file's dict of states [tokens, states, hidden], token ids, loss mask and description."""
+SIDE_BYTES = 16
+"""A token's id and its place in the loss mask, both int64."""
+
+Layout = Callable[[list[Any], Any, Any, Mapping[str, str]], dict[str, Any]]
+"""Makes a file's dict of planes [tokens, states of the plane * hidden], token ids, loss mask and description."""
 
 
 # ------------------------------------------------------------------------------------------- the layouts
 
 
-def _speculators_03(states: Any, ids: Any, mask: Any, _: Mapping[str, str]) -> dict[str, Any]:
-    return {"input_ids": ids, "hidden_states": [_own(state) for state in states.unbind(1)], "loss_mask": mask}
+def _each(states: int) -> list[tuple[int, int]]:
+    return [(place, place + 1) for place in range(states)]
 
 
-def _specforge(states: Any, ids: Any, mask: Any, _: Mapping[str, str]) -> dict[str, Any]:
+def _final_apart(states: int) -> list[tuple[int, int]]:
+    return [(0, states - 1), (states - 1, states)]
+
+
+def _speculators_03(planes: list[Any], ids: Any, mask: Any, _: Mapping[str, str]) -> dict[str, Any]:
+    return {"input_ids": ids, "hidden_states": planes, "loss_mask": mask}
+
+
+def _specforge(planes: list[Any], ids: Any, mask: Any, _: Mapping[str, str]) -> dict[str, Any]:
+    auxiliary, final = planes
     return {
         "input_ids": ids,
         "loss_mask": mask,
-        "hidden_state": _own(states[:, -1]).unsqueeze(0),
-        "aux_hidden_state": _own(states[:, :-1].flatten(1)).unsqueeze(0),
+        "hidden_state": final.unsqueeze(0),
+        "aux_hidden_state": auxiliary.unsqueeze(0),
     }
 
 
-def _modelopt(states: Any, ids: Any, mask: Any, metadata: Mapping[str, str]) -> dict[str, Any]:
+def _modelopt(planes: list[Any], ids: Any, mask: Any, metadata: Mapping[str, str]) -> dict[str, Any]:
+    auxiliary, final = planes
     return {
         "input_ids": ids,
-        "hidden_states": _own(states[:, -1]),
-        "aux_hidden_states": _own(states[:, :-1].flatten(1)),
+        "hidden_states": final,
+        "aux_hidden_states": auxiliary,
         "loss_mask": mask,
-        "conversation_id": metadata["index"],
+        "conversation_id": metadata.get("record_id", metadata["index"]),
         "hidden_states_prenorm": metadata["final_norm"] == "false",
     }
 
 
-def _own(tensor: Any) -> Any:
-    """Return a copy with a storage of its own: `torch.save` writes the whole storage of a view."""
+def _divided(sample: SampleData, divide: Callable[[int], Sequence[tuple[int, int]]]) -> list[Any]:
+    """Return the planes, each with a storage of its own: `torch.save` writes the whole storage of a view.
+
+    A long sample comes divided, and its planes are taken where they are; the states of others are copied.
+    """
     import torch
 
-    return tensor.clone(memory_format=torch.contiguous_format)
+    dtype = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[sample.dtype]
+    tokens, states, _ = sample.shape
+    if sample.planes is not None:
+        return [torch.frombuffer(plane, dtype=dtype).view(tokens, -1) for plane in sample.planes]
+    whole = torch.frombuffer(sample.hidden, dtype=dtype).view(sample.shape)
+    return [
+        whole[:, first:last].flatten(1).clone(memory_format=torch.contiguous_format) for first, last in divide(states)
+    ]
 
 
 def _parts(content: Mapping[str, Any], name: str) -> tuple[list[Any], Any]:
@@ -77,15 +100,13 @@ def _parts(content: Mapping[str, Any], name: str) -> tuple[list[Any], Any]:
 # --------------------------------------------------------------------------------------- write and read
 
 
-def _writer(layout: Layout) -> Callable[[SampleData, Sink], None]:
+def _writer(layout: Layout, divide: Callable[[int], Sequence[tuple[int, int]]]) -> Callable[[SampleData, Sink], None]:
     def write(sample: SampleData, sink: Sink) -> None:
         import torch
 
-        dtype = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[sample.dtype]
-        states = torch.frombuffer(sample.hidden, dtype=dtype).view(sample.shape)
         ids = torch.frombuffer(bytearray(sample.token_ids), dtype=torch.int64)
         mask = torch.frombuffer(bytearray(sample.loss_mask), dtype=torch.uint8).long()
-        content = layout(states, ids, mask, sample.metadata)
+        content = layout(_divided(sample, divide), ids, mask, sample.metadata)
         torch.save({**content, METADATA: dict(sample.metadata)}, cast("IO[bytes]", _Stream(sink)))
 
     return write
@@ -210,12 +231,14 @@ def _rebuild(storage: _Tensor, offset: int, size: tuple[int, ...], stride: tuple
 
 
 def _format(
-    name: str, layout: Layout, file_name: Callable[[int], str], *, final_norm: bool, says_norm: bool = False
-) -> Format:
+    name: str, layout: Layout, divide: Callable[[int], Sequence[tuple[int, int]]], file_name: Callable[[int], str], *,
+    final_norm: bool, says_norm: bool = False,
+) -> Format:  # fmt: skip
     inspect = _inspector(name)
     return Format(
-        name=name, file_name=file_name, write=_writer(layout), inspect=inspect, read=_reader(name, inspect),
+        name=name, file_name=file_name, write=_writer(layout, divide), inspect=inspect, read=_reader(name, inspect),
         convention=name, final_norm=final_norm, says_norm=says_norm, needs_final=True, dtypes=DTYPES,
+        side_bytes=SIDE_BYTES, planes=divide,
     )  # fmt: skip
 
 
@@ -225,7 +248,7 @@ def _specforge_name(index: int) -> str:
 
 
 FORMATS = (
-    _format("speculators-0.3", _speculators_03, lambda index: f"data_{index}.pt", final_norm=False),
-    _format("specforge", _specforge, _specforge_name, final_norm=True),
-    _format("modelopt", _modelopt, lambda index: f"{index}.pt", final_norm=True, says_norm=True),
+    _format("speculators-0.3", _speculators_03, _each, lambda index: f"data_{index}.pt", final_norm=False),
+    _format("specforge", _specforge, _final_apart, _specforge_name, final_norm=True),
+    _format("modelopt", _modelopt, _final_apart, lambda index: f"{index}.pt", final_norm=True, says_norm=True),
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -56,6 +57,7 @@ class SampleData:
     dtype: str  # a key of ITEM_BYTES
     scales: memoryview | None
     metadata: Mapping[str, str]
+    planes: Sequence[memoryview] | None = None  # instead of `hidden`: as `Format.planes` divides it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +78,11 @@ class Format:
     `final_norm`: whether consumers expect the model's last state after its final norm; `says_norm`: they read in the
     file which it is, so either will do.
     `needs_final`: the last of the boundaries must be the model's last. `convention`: how its users number layers, a
-    key of protocol.LAYER_CONVENTIONS. `dtypes`: those that its consumers read. `head` is there where a file is head +
+    key of layers.LAYER_CONVENTIONS. `dtypes`: those that its consumers read. `head` is there where a file is head +
     hidden states + token ids: it returns a head of exactly that many bytes, or None if it does not fit, so that a
-    long sample's rows can be written before their head is known.
+    long sample's rows can be written before their head is known. Elsewhere such rows wait in a file of their own, by
+    the ranges of states that `planes` gives, each a tensor of the sample file: so the writer takes them as they are.
+    `side_bytes`: of a token beside its states (and beside the scales of fp8).
     """
 
     name: str
@@ -91,8 +95,15 @@ class Format:
     says_norm: bool
     needs_final: bool
     dtypes: frozenset[str]
+    side_bytes: int
+    planes: Callable[[int], Sequence[tuple[int, int]]]
     head: Callable[[SampleData, int], bytes | None] | None = None
     arrow: bool = False  # a data set of token ids and masks lies beside the files
+
+
+def one_plane(states: int) -> Sequence[tuple[int, int]]:
+    """All states of a token together."""
+    return ((0, states),)
 
 
 def why_unfit(
@@ -170,15 +181,24 @@ def publish(path: str, write: Callable[[Sink], None]) -> tuple[int, str]:
 
 
 class _HashingSink:
+    """Writes and hashes; large pieces at the same time, in two threads, because each takes as long as the other."""
+
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.bytes = 0
         self.digest = hashlib.sha256()
 
     def write(self, data: Any) -> None:
-        view = memoryview(data)
-        for start in range(0, len(view), CHUNK):  # hash what the cache still holds from the write
-            piece = view[start : start + CHUNK]
-            write_all(self._descriptor, piece)  # type: ignore[arg-type]  # any bytes-like object
-            self.digest.update(piece)
+        view = memoryview(data).cast("B")
+        hashing = None
+        if len(view) > CHUNK:
+            hashing = threading.Thread(target=self.digest.update, args=(view,), name="ctl-hash")
+            hashing.start()
+        try:
+            write_all(self._descriptor, view)  # type: ignore[arg-type]  # any bytes-like object
+        finally:
+            if hashing is not None:
+                hashing.join()  # the caller's memory is free again once this returns, or raises
+        if hashing is None:
+            self.digest.update(view)
         self.bytes += len(view)

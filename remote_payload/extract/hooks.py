@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from remote_payload.extract import versions
 from remote_payload.extract.errors import CaptureError
 
 PLACEHOLDER = "PPMissingLayer"
@@ -177,6 +178,6 @@ def _sum(hidden: torch.Tensor, residual: Any) -> torch.Tensor:
 
 def _gathered(state: torch.Tensor, rows: int) -> torch.Tensor:
     """Under sequence-parallel MoE each rank returns a share of the rows; put them together, less the padding."""
-    from vllm.distributed import tensor_model_parallel_all_gather
-
-    return tensor_model_parallel_all_gather(state, 0)[:rows]
+    gather = versions.named(*versions.ALL_GATHER)
+    whole: torch.Tensor = gather(state, 0)
+    return whole[:rows]

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 PLANNED = (
-    "quantization", "kv_cache_dtype", "attention_backend", "attention_config", "kernel_config", "moe_backend",
+    "quantization", "quantization_config", "kv_cache_dtype", "kv_cache_dtype_skip_layers", "attention_backend",
+    "attention_config", "kernel_config", "moe_backend", "linear_backend", "model_impl", "disable_sliding_window",
     "hf_overrides", "rope_scaling", "rope_theta", "load_format", "seed",
 )  # fmt: skip
 """vLLM engine arguments that change values, as far as a plan sets them."""
@@ -77,7 +78,9 @@ def _attention(runner: Any) -> str:
 def _experts(model: Any) -> str:
     """Name the quantisation method and the kernel of each layer of routed experts."""
     methods = (getattr(module, "quant_method", None) for module in model.modules() if hasattr(module, "top_k"))
-    return _joined(_method(method) for method in methods if method is not None)
+    found = _joined(_method(method) for method in methods if method is not None)
+    named = any("moe" in type(module).__name__.lower() for module in model.modules())
+    return "unknown" if found == "none" and named else found
 
 
 def _method(method: Any) -> str:

@@ -6,22 +6,31 @@ folders. A later run compares the first before it adds to the folder, and proves
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
 from remote_payload.extract.formats import DTYPE_CODES
 from remote_payload.extract.identity import asked
-from remote_payload.extract.settings import CaptureSettings, ModelFacts
-from remote_payload.host.files import read_json, read_lines, write_json
-from remote_payload.host.protocol import OUTPUT_LEDGER, OUTPUT_MANIFEST, ExtractSpec
+from remote_payload.extract.settings import CaptureSettings, ConfigError, ModelFacts
+from remote_payload.host.files import fsync_folder, read_json, read_lines
+from remote_payload.host.layout import OUTPUT_LEDGER, OUTPUT_MANIFEST
+from remote_payload.host.protocol import ExtractSpec
 
 SCHEMA_VERSION = 1
 
 SEMANTICS = 1
 """Raised whenever the same plan would make this payload store other values than before."""
+
+
+NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""A file system without hard links: there the document is written in its place, and a run killed in that very
+moment leaves half of one, which the next run refuses to guess."""
 
 
 def identity(spec: ExtractSpec, settings: CaptureSettings, facts: ModelFacts) -> dict[str, Any]:
@@ -59,14 +68,64 @@ def read_manifest(output: str) -> dict[str, Any] | None:
     return manifest
 
 
-def write_manifest(output: str, identity: Mapping[str, Any], run_id: str, earlier: Mapping[str, Any] | None) -> None:
-    """Say what the folder's samples are, and which runs wrote them; before the first of a run."""
+def settle(output: str, identity: Mapping[str, Any]) -> None:
+    """Say what the folder's samples are, before the first of a run.
+
+    Whoever comes first says it, and nobody ever replaces it: two runs that begin at once both see one manifest.
+    Raises ConfigError if the folder's samples are, or are about to be, of another kind.
+    """
     os.makedirs(output, exist_ok=True)
-    runs = [*(earlier["runs"] if earlier else ()), run_id]
-    write_json(
-        os.path.join(output, OUTPUT_MANIFEST),
-        {"schema_version": SCHEMA_VERSION, "identity": dict(identity), "runs": runs},
-    )
+    path = os.path.join(output, OUTPUT_MANIFEST)
+    if not os.path.lexists(path):
+        _create(path, {"schema_version": SCHEMA_VERSION, "identity": dict(identity)})
+    try:
+        manifest = read_manifest(output)
+    except ValueError as error:
+        raise ConfigError(f"{error}: another run began in this moment, or ended in one; run it again") from error
+    require_same(output, manifest, identity)
+
+
+def require_same(output: str, manifest: Mapping[str, Any] | None, identity: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the folder's manifest tells of samples of another kind than `identity`."""
+    found = differences(manifest["identity"], identity) if manifest is not None else []
+    if found:
+        raise ConfigError(
+            f"{output} holds samples of another kind, and runs are not mixed: {'; '.join(found)}. Use the earlier "
+            'settings, another folder, or stale = "quarantine"'
+        )
+
+
+def _create(path: str, record: Mapping[str, Any]) -> None:
+    """Write a document unless it is there by then, so that it is whole or absent."""
+    folder, name = os.path.split(path)
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    # Into the ledger's folder, which no other run sweeps.
+    descriptor, temporary = tempfile.mkstemp(prefix=f"{name}.", dir=_made(os.path.join(folder, OUTPUT_LEDGER)))
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return  # another run was faster
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            with contextlib.suppress(FileExistsError), open(path, "x", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    fsync_folder(folder)
+
+
+def _made(folder: str) -> str:
+    os.makedirs(folder, exist_ok=True)
+    return folder
 
 
 def output_ledger(output: str, run_id: str, rank: int) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,9 @@ LINE_LIMIT = 64 << 20
 
 PARQUET_MAGIC = b"PAR1"
 ARROW_FILE_MAGIC = b"ARROW1"
+
+RECORD_KEYS = frozenset({"input_ids", "messages", "conversations"})
+"""One of these makes an object a record, see `dataset` and `chats`."""
 
 ROWS = 256
 """Rows of a column store turned into Python objects at a time."""
@@ -65,21 +67,46 @@ def open_source(path: str) -> Source:
     if start.startswith(ARROW_FILE_MAGIC):
         raise ConfigError(f"{path} is a single Arrow file: name the folder that `save_to_disk` wrote")
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text.startswith(b"[") and not _is_line(text, list):
-        return Source(container="json", records=lambda: _json_array(path))
-    if path.endswith(".json") and text.startswith(b"{") and not _is_line(text, dict):
+    is_document = (text.startswith(b"[") and not _is_array_line(text)) or (
+        text.startswith(b"{") and _is_object_of_records(path)
+    )
+    if is_document:
         return Source(container="json", records=lambda: _json_array(path))
     return Source(container="jsonl", records=lambda: _json_lines(path))
 
 
-def _is_line(start: bytes, kind: type) -> bool:
-    """Tell whether a file's first line is a JSON value of a kind by itself, with other lines after it."""
+def _is_array_line(start: bytes) -> bool:
+    """Tell whether a file's first line is an array by itself, with other lines after it: no data set, but JSONL."""
     line, _, rest = start.partition(b"\n")
     try:
-        return isinstance(json.loads(line), kind) and (kind is dict or bool(rest.strip()))
+        return isinstance(json.loads(line), list) and bool(rest.strip())
     except (ValueError, RecursionError):
-        # A line that goes on beyond what was read: an object is a record of JSONL, an array is the data set.
-        return kind is dict and not rest
+        return False  # it goes on beyond what was read: the data set
+
+
+def _is_object_of_records(path: str) -> bool:
+    """Tell whether a file that begins with an object is that object, as in {"data": [...]}, on one line or on many.
+
+    Not a JSONL file of one record: it has a record's keys. Not one whose first line is damaged: others follow, or
+    its name says that it is no JSON document.
+    """
+    with open(path, "rb") as file:
+        line = file.readline(LINE_LIMIT + 1)
+        while line and not line.strip():
+            line = file.readline(LINE_LIMIT + 1)
+        more = any(chunk.strip() for chunk in iter(lambda: file.read(1 << 16), b""))
+    try:
+        value = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError):  # begun on this line and not ended, as a document that is indented
+        return path.endswith(".json")
+    return not more and isinstance(value, dict) and not RECORD_KEYS & value.keys() and bool(_lists(value))
+
+
+def _lists(document: dict[str, Any]) -> list[str]:
+    """Return the keys of an object's lists of objects."""
+    return [
+        key for key, value in document.items() if isinstance(value, list) and value and isinstance(value[0], dict)
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ text
@@ -149,15 +176,17 @@ def _only_array(path: str, text: str) -> int:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
-    lists = [
-        key for key, value in document.items() if isinstance(value, list) and value and isinstance(value[0], dict)
-    ]
+    lists = _lists(document)
     if len(lists) != 1:
         raise ConfigError(f"{path} is one JSON object with {len(lists)} lists of records: one is needed")
-    found = re.search(re.escape(json.dumps(lists[0], ensure_ascii=False)) + r"\s*:\s*(?=\[)", text)
-    if found is None:
-        raise ConfigError(f"{path} spells the key {lists[0]!r} with escapes: write it plainly, or as JSONL")
-    return found.end()
+    decoder, place = json.JSONDecoder(), _skip_space(text, 0) + 1
+    while True:  # over the keys of the object itself: an inner one may have the same name
+        key, place = decoder.raw_decode(text, _skip_space(text, place))
+        place = _skip_space(text, _skip_space(text, place) + 1)  # the colon
+        if key == lists[0]:
+            return place
+        _, place = decoder.raw_decode(text, place)
+        place = _skip_space(text, place) + 1  # the comma: the key is yet to come
 
 
 def _skip_space(text: str, place: int) -> int:

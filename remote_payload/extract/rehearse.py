@@ -29,7 +29,7 @@ from remote_payload.extract.settings import (
 )
 from remote_payload.host.files import fsync_folder, read_json, read_lines, write_json
 from remote_payload.host.journal import EventWriter
-from remote_payload.host.protocol import RunPaths
+from remote_payload.host.layout import RunPaths
 
 AUTO_BYTES = 20_000_000_000
 """Weights from which on "auto" rehearses: less loads in about the minute that a rehearsal takes itself."""

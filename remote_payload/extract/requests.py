@@ -5,29 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from remote_payload.extract.collect import INDEX_KEY, SPANS_KEY
+from remote_payload.extract import versions
+from remote_payload.extract.collect import INDEX_KEY, RECORD_KEY, SPANS_KEY
 from remote_payload.extract.dataset import Sample
-from remote_payload.extract.errors import CaptureError
-
-NEEDED = ("add_request", "step", "has_unfinished_requests")
 
 
 class VllmEngine:
     """`admission.Engine` over a vllm.LLM. Raises CaptureError if this vLLM lacks what is needed of it."""
 
     def __init__(self, llm: Any) -> None:
-        import vllm
-
-        self._llm = llm
-        self._engine: Any = getattr(llm, "llm_engine", None)
-        missing = [name for name in NEEDED if not callable(getattr(self._engine, name, None))]
-        if missing:
-            raise CaptureError(f"vLLM {vllm.__version__} has no LLM.llm_engine.{missing[0]}")
+        versions.require_llm(llm)
+        self._llm, self._engine = llm, llm.llm_engine
 
     def add(self, request_id: str, sample: Sample) -> None:
         """Queue the prefill of a sample. `request_id` must not have been used before."""
         spans = sample.loss_spans()
-        extra = {INDEX_KEY: sample.index} | ({SPANS_KEY: spans} if spans is not None else {})
+        told = {INDEX_KEY: sample.index, SPANS_KEY: spans, RECORD_KEY: sample.record_id}
+        extra = {key: value for key, value in told.items() if value is not None}
         self._engine.add_request(request_id, {"prompt_token_ids": sample.token_ids}, one_token(extra))
 
     def step(self) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,14 +21,18 @@ from remote_payload.extract.dataset import Sample, Samples
 from remote_payload.extract.formats import TEMPORARY_SUFFIX, format_named, token_digest
 from remote_payload.extract.identity import asked_in
 from remote_payload.extract.inspector import Inspection, inspect_all
-from remote_payload.extract.output import differences, read_ledger, read_manifest
+from remote_payload.extract.output import read_ledger, read_manifest, require_same
 from remote_payload.extract.settings import ConfigError
 from remote_payload.host.files import fsync_folder
 from remote_payload.host.journal import Journal
-from remote_payload.host.protocol import OUTPUT_MANIFEST, ExtractSpec
+from remote_payload.host.layout import OUTPUT_MANIFEST
+from remote_payload.host.protocol import ExtractSpec
 
-REPLACED = (OUTPUT_MANIFEST, arrow.INFO, arrow.STATE)
-"""What `write_json` puts in the output: by way of a temporary file of the same name with a dot before it."""
+DESCRIBING = (OUTPUT_MANIFEST, *arrow.FILES)
+"""What lies beside the samples: written by way of a temporary file of the same name between dots."""
+
+HALF = re.compile(rf"\.(.+?)(?:\.\d+-\d+)?{re.escape(TEMPORARY_SUFFIX)}")
+"""The temporary file of a sample (`publish`), or of one that is streamed (`Spill`): the name that it is to have."""
 
 REASONS = "why.jsonl"
 """In the quarantine: {"index", "file", "code", "why"} a line."""
@@ -61,29 +66,18 @@ class Resumed:
         return "; ".join(parts)
 
 
-def require_same_kind(output: str, form: str, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the folder's manifest, None where it holds no sample yet.
-
-    Raises ConfigError if the folder's samples are of another kind than `identity`, or do not say of which.
-    """
+def require_same_kind(output: str, form: str, identity: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the folder's samples are of another kind than `identity`, or do not say of which."""
     try:
         manifest = read_manifest(output)
     except ValueError as error:
         raise ConfigError(f'{error}, so nothing can be added to it: use stale = "quarantine"') from error
-    if manifest is None:
-        if sample_files(output, form):
-            raise ConfigError(
-                f"{output} holds samples and no {OUTPUT_MANIFEST}, so what they are cannot be known: "
-                'use stale = "quarantine" or another folder'
-            )
-        return None
-    found = differences(manifest["identity"], identity)
-    if found:
+    if manifest is None and sample_files(output, form):
         raise ConfigError(
-            f"{output} holds samples of another kind, and runs are not mixed: {'; '.join(found)}. Use the earlier "
-            'settings, another folder, or stale = "quarantine"'
+            f"{output} holds samples and no {OUTPUT_MANIFEST}, so what they are cannot be known: "
+            'use stale = "quarantine" or another folder'
         )
-    return manifest
+    require_same(output, manifest, identity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,11 +116,11 @@ def resume(
     """
     output, form = spec["output"], format_named(spec["format"])
     expected = expected_of(identity)
-    result = Resumed(swept=len(sweep(output)))
+    wanted = {form.file_name(index) for index in samples.indexes}
+    result = Resumed(swept=len(sweep(output, wanted)))
     names = set(sample_files(output, spec["format"]))
     ledger = read_ledger(output)
     quarantine = Quarantine(output, run_id)
-    wanted = {form.file_name(index) for index in samples.indexes}
     ours = [form.file_name(index) for index in samples.indexes if form.file_name(index) in names]
     inspections = inspect_all((os.path.join(output, name) for name in ours), spec["format"])
     looked = 0
@@ -195,19 +189,24 @@ def sample_files(output: str, form: str) -> list[str]:
     ]
 
 
-def sweep(output: str) -> list[str]:
-    """Delete the half-written files of a killed writer and return their relative paths."""
-    swept = [path for path in _files(output) if _is_half(os.path.basename(path))]
+def sweep(output: str, wanted: Container[str]) -> list[str]:
+    """Delete the half-written files of a killed writer and return their relative paths.
+
+    `wanted`: the sample files of this run. Those of others may be another run's at this moment: it has its own share.
+    """
+    swept = [path for path in _files(output) if _is_half(path, wanted)]
     for path in swept:
         os.unlink(os.path.join(output, path))
     return swept
 
 
-def _is_half(name: str) -> bool:
+def _is_half(path: str, wanted: Container[str]) -> bool:
     """Whether a file is one that our writers rename when it is whole: a sample, or what describes them all."""
-    if name.startswith(".") and name.endswith(TEMPORARY_SUFFIX):
+    folder, name = os.path.split(path)
+    half = HALF.fullmatch(name)
+    if half is not None and os.path.join(folder, half[1]) in wanted:
         return True
-    return any(name.startswith(f".{whole}.") for whole in REPLACED)
+    return any(name.startswith(f".{whole}.") for whole in DESCRIBING)
 
 
 def _files(output: str) -> Iterator[str]:

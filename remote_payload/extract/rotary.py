@@ -7,9 +7,12 @@ by a version, so that a repaired kernel is left alone.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
+
+from remote_payload.extract import versions
 
 TOLERANCE = 1e-5
 """Absolute, for fp32 values of order 1 rotated once; the wrong stride gives differences of order 1."""
@@ -52,18 +55,14 @@ CAUSE = "this vLLM's CPU rotary kernel rotates MLA queries wrongly, depending on
 
 
 def broken() -> bool:
-    """Whether this process would rotate wrongly."""
-    from vllm import _custom_ops
-
-    operation = getattr(_custom_ops, "rotary_embedding", None)
-    return operation is not None and is_wrong(operation)
+    """Whether this process would rotate wrongly. Raises CaptureError if this vLLM has no such operation."""
+    return is_wrong(versions.named(*versions.CPU_ROTARY))
 
 
 def repair() -> bool:
-    """Wrap the kernel of this process if it is wrong; return whether it was."""
-    from vllm import _custom_ops
-
+    """Wrap the kernel of this process if it is wrong; return whether it was. Raises CaptureError as `broken` does."""
     if not broken():
         return False
-    _custom_ops.rotary_embedding = flattened(_custom_ops.rotary_embedding)
+    module, name = versions.CPU_ROTARY
+    setattr(importlib.import_module(module), name, flattened(versions.named(module, name)))
     return True

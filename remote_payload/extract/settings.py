@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from remote_payload.extract.formats import DTYPE_CODES, format_named, why_unfit
 from remote_payload.host.files import read_json
-from remote_payload.host.protocol import Accelerator, ExtractSpec, RunPaths, Stale
+from remote_payload.host.layout import RunPaths
+from remote_payload.host.protocol import Accelerator, ExtractSpec, Stale
 
 MANIFEST = "extract.json"
 """In the run folder, written by the driver: what the verify step must find (see `engine.manifest`)."""
@@ -36,7 +37,7 @@ SPLITTING = (
     "prefill_context_parallel_size",
     "decode_context_parallel_size",
 )
-UNSUPPORTED = ("speculative_config", "kv_transfer_config", "enable_dbo")
+UNSUPPORTED = ("speculative_config", "kv_transfer_config", "enable_dbo", "kv_sharing_fast_prefill")
 
 
 class ConfigError(Exception):

@@ -1,7 +1,8 @@
 """The temporary file of a sample that is too long for memory: rows go in as they come, a whole sample file comes out.
 
 Where the format allows it the rows are written to their final place, behind room left for the header, and the file
-is renamed; elsewhere they are mapped and written once more by the format's own writer.
+is renamed; elsewhere they are mapped, tensor by tensor of the file to be, and written once more by the format's own
+writer, which need not hold them in memory either.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ _numbers = itertools.count()
 class Spill:
     """One such file in the output folder. `write` may be called by several threads."""
 
-    def __init__(self, output: str, form: Format, index: int, tokens: int, row_bytes: int) -> None:
-        self._form, self._row_bytes, self._size = form, row_bytes, tokens * row_bytes
+    def __init__(self, output: str, form: Format, index: int, tokens: int, states: int, state_bytes: int) -> None:
+        """`state_bytes`: of one token's state."""
+        self._form, self._size = form, tokens * states * state_bytes
+        self.planes = tuple(form.planes(states))
+        self._widths = [(last - first) * state_bytes for first, last in self.planes]
+        self._starts = list(itertools.accumulate((tokens * width for width in self._widths), initial=HEAD_BYTES))
         # Numbered: a sample that starts again must not meet the file of its first attempt.
         folder, name = os.path.split(os.path.join(output, form.file_name(index)))
         self._path = os.path.join(folder, f".{name}.{os.getpid()}-{next(_numbers)}{TEMPORARY_SUFFIX}")
@@ -35,9 +40,9 @@ class Spill:
         self._opening = threading.Lock()
         self._published = False
 
-    def write(self, start: int, rows: memoryview) -> None:
-        """Put rows at their position. Raises OSError; the same rows may be written again."""
-        self._put(HEAD_BYTES + start * self._row_bytes, rows)
+    def write(self, plane: int, start: int, rows: memoryview) -> None:
+        """Put rows of one of `planes` at their position. Raises OSError; the same rows may be written again."""
+        self._put(self._starts[plane] + start * self._widths[plane], rows)
 
     def publish(self, path: str, data: SampleData) -> tuple[int, str]:
         """Make the file `path` of all rows and return (bytes, sha256). `data.hidden` is not looked at.
@@ -84,16 +89,18 @@ class Spill:
         # Copy on write: nothing writes to it, but torch warns of memory that cannot be written to.
         with mmap.mmap(self._open(), HEAD_BYTES + self._size, access=mmap.ACCESS_COPY) as mapped:
             whole = memoryview(mapped)
-            rows = whole[HEAD_BYTES:]
+            planes = [whole[start:end] for start, end in itertools.pairwise(self._starts)]
             try:
 
                 def write(sink: Sink) -> None:
-                    self._form.write(replace(data, hidden=rows), sink)
+                    # One plane is what formats with a head have, whose head did not fit.
+                    given = {"hidden": planes[0]} if len(planes) == 1 else {"planes": planes}
+                    self._form.write(replace(data, **given), sink)
 
                 return publish(path, write)
             finally:
-                rows.release()
-                whole.release()
+                for view in (*planes, whole):
+                    view.release()
 
     def _put(self, offset: int, data: memoryview) -> None:
         descriptor = self._open()

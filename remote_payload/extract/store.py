@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ from remote_payload.extract.spill import Spill
 from remote_payload.extract.statistics import STATISTICS, measure, summarize_states
 from remote_payload.host.journal import Journal
 
-WRITERS = 4
-"""Threads a rank. With 8 ranks, 32 streams: enough for one NVMe array or a parallel file system."""
+WRITERS = 8
+"""Threads a rank. The engine's last step leaves that many files at once to write and hash, while the GPU is idle."""
 
 PIECES = 8
 """A streamed piece is at most this part of the pool: two samples fill pieces while as many are being written."""
@@ -51,6 +52,7 @@ class Buffer:
     hidden: torch.Tensor | None
     statistics: torch.Tensor
     started: float  # time.monotonic()
+    record_id: str | None = None
     scales: torch.Tensor | None = None  # fp32 [tokens], with fp8
     spill: Spill | None = None
     writes: list[Future[None]] = field(default_factory=list)
@@ -93,11 +95,14 @@ class SampleStore:
             raise ValueError(f"buffer_bytes {buffer_bytes} is less than {PIECES} tokens of {self.row_bytes} bytes")
         self.pool = BufferPool(buffer_bytes)
         self._piece_rows = buffer_bytes // PIECES // self.row_bytes
+        prepare_for_threads()
         self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="ctl-writer")
         self._futures: deque[Future[None]] = deque()
         self._deferred: deque[int] = deque()  # also filled by writers
 
-    def open(self, index: int, token_ids: list[int], loss_spans: list[list[int]] | None) -> Buffer | None:
+    def open(
+        self, index: int, token_ids: list[int], loss_spans: list[list[int]] | None, record_id: str | None = None
+    ) -> Buffer | None:
         """Return a buffer for a sample; None if there is no room for it: it is deferred.
 
         Raises the error of a failed write.
@@ -112,8 +117,9 @@ class SampleStore:
             index=index,
             token_ids=array("q", token_ids).tobytes(),
             loss_spans=loss_spans,
+            record_id=record_id,
             hidden=None if streamed else self._host_tensor(tokens, self._hidden, self._dtype),
-            spill=Spill(self._output, self._form, index, tokens, self.row_bytes) if streamed else None,
+            spill=self._spill(index, tokens) if streamed else None,
             statistics=self._host_tensor(tokens, STATISTICS, torch.float32),
             started=time.monotonic(),
             scales=torch.empty(tokens, dtype=torch.float32, pin_memory=pinned) if self._fp8 else None,
@@ -122,28 +128,31 @@ class SampleStore:
     def block(self, states: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]]) -> torch.Tensor:
         """Return the rows of `spans` (row, count), one after another, as [rows, states, hidden] in store dtype.
 
-        With fp8 in the model's own dtype: `copy` quantises, once it has measured.
+        With fp8 in the model's own dtype: `copy` quantises, once it has measured. Every row is copied once, and spans
+        that follow one another together: the engine's own stream runs no other kernel for the store.
         """
-        picked = [torch.cat([state[row : row + count] for row, count in spans]) for state in states]
-        return torch.stack([rows if self._fp8 else rows.to(self._dtype) for rows in picked], dim=1)
+        first = states[0]
+        dtype, rows = first.dtype if self._fp8 else self._dtype, sum(count for _, count in spans)
+        block = torch.empty((rows, len(states), self._hidden), dtype=dtype, device=first.device)
+        done = 0
+        for row, count in _joined(spans):
+            for place, state in enumerate(states):
+                block[done : done + count, place].copy_(state[row : row + count])
+            done += count
+        return block
 
     def copy(self, block: torch.Tensor, parts: Sequence[tuple[Buffer, int, int]]) -> list[Buffer]:
         """Copy consecutive rows of `block` into (buffer, first position, count) parts, with their statistics.
 
         Return the buffers that had to be deferred; they are discarded already.
         """
-        statistics = measure(block)
-        scales = None
-        if self._fp8:
-            block, scales = to_fp8(block)
         if self._stream is None:
-            return self._copy(block, statistics, scales, parts)
+            return self._measured_copy(block, parts)
         self._stream.wait_stream(torch.cuda.current_stream())
+        block.record_stream(self._stream)  # its memory must not be reused before the copy
         with torch.cuda.stream(self._stream):
-            deferred = self._copy(block, statistics, scales, parts)
+            deferred = self._measured_copy(block, parts)
             done = self._recorded()
-        for tensor in (block, statistics) if scales is None else (block, statistics, scales):
-            tensor.record_stream(self._stream)  # their memory must not be reused before the copy
         for buffer, _, _ in parts:
             buffer.copied = done
         return deferred
@@ -186,6 +195,10 @@ class SampleStore:
 
     # ---------------------------------------------------------------------------------- inside
 
+    def _spill(self, index: int, tokens: int) -> Spill:
+        states = len(self._boundaries)
+        return Spill(self._output, self._form, index, tokens, states, self.row_bytes // states)
+
     def _host_tensor(self, tokens: int, width: int, dtype: torch.dtype) -> torch.Tensor:
         # torch caches pinned memory, so that reuse costs no allocation.
         return torch.empty((tokens, len(self._boundaries), width), dtype=dtype, pin_memory=self._stream is not None)
@@ -196,6 +209,14 @@ class SampleStore:
         event = torch.cuda.Event()
         event.record(self._stream)
         return event
+
+    def _measured_copy(self, block: torch.Tensor, parts: Sequence[tuple[Buffer, int, int]]) -> list[Buffer]:
+        """Measure, quantise and copy, all on the current stream, to which what is made here belongs."""
+        statistics = measure(block)
+        if not self._fp8:
+            return self._copy(block, statistics, None, parts)
+        values, scales = to_fp8(block)
+        return self._copy(values, statistics, scales, parts)
 
     def _copy(
         self,
@@ -242,8 +263,10 @@ class SampleStore:
         try:
             if copied is not None:
                 copied.synchronize()
-            if buffer.wanted:
-                self.pool.patiently(lambda: spill.write(start, _bytes_of(piece)), lambda: buffer.wanted)
+            for place, (first, last) in enumerate(spill.planes):
+                rows = piece[:, first:last].contiguous()
+                if buffer.wanted:
+                    self.pool.patiently(partial(spill.write, place, start, _bytes_of(rows)), lambda: buffer.wanted)
         except Abandoned:
             pass  # reported as deferred by whoever gave it up
         finally:
@@ -270,6 +293,7 @@ class SampleStore:
             record = {
                 "index": buffer.index, "file": name, "tokens": buffer.tokens, "bytes": size, "sha256": sha256,
                 "token_sha256": digest, "states": states, "seconds": round(time.monotonic() - buffer.started, 6),
+                "t": round(time.time(), 3),
             }  # fmt: skip
             for ledger in self._ledgers:
                 self.pool.patiently(lambda ledger=ledger: ledger.append(record))  # type: ignore[misc]  # bound early
@@ -302,6 +326,26 @@ class SampleStore:
             self._form.write(data, sink)
 
         return self.pool.patiently(lambda: publish(path, write))
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the same rows as fewer (row, count), in the same order."""
+    joined: list[tuple[int, int]] = []
+    for row, count in spans:
+        if joined and sum(joined[-1]) == row:
+            joined[-1] = (joined[-1][0], joined[-1][1] + count)
+        else:
+            joined.append((row, count))
+    return joined
+
+
+def prepare_for_threads() -> None:
+    """Let torch rebuild its CPU thread pool now, in one thread; call it before threads use torch.
+
+    A forked process, as vLLM's workers are, has a pool whose threads are gone. Each thread's first operation replaces
+    it, without a lock: two at once find none ("Invalid thread pool!", aten/src/ATen/ParallelOpenMP.cpp).
+    """
+    torch.set_num_threads(torch.get_num_threads())
 
 
 def is_streamed(size: int, buffer_bytes: int) -> bool:

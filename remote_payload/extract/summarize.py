@@ -16,7 +16,7 @@ from typing import Any
 from remote_payload.extract.formats import DTYPE_CODES, HalfFileError, SampleFacts, format_named
 from remote_payload.extract.settings import CANARY, MANIFEST, REHEARSAL
 from remote_payload.host.files import read_json, read_lines, write_json
-from remote_payload.host.protocol import RunPaths
+from remote_payload.host.layout import RunPaths
 
 DTYPE_NAMES = {code: name for name, code in DTYPE_CODES.items()}
 

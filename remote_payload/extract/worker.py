@@ -24,7 +24,7 @@ import torch
 import vllm
 from vllm.platforms import current_platform
 
-from remote_payload.extract import identity, rotary, versions
+from remote_payload.extract import expert_map, identity, rotary, versions
 from remote_payload.extract.canary_rank import REFERENCE, Answers, CanaryRank, Head, final_norm
 from remote_payload.extract.collect import Collector, Request, Step, row_offsets
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
@@ -36,7 +36,7 @@ from remote_payload.extract.pool import DEFAULT_BUFFER_BYTES
 from remote_payload.extract.settings import CONFIG_KEY, CaptureSettings, load_job
 from remote_payload.extract.store import Buffer, SampleStore
 from remote_payload.host.journal import EventWriter, Journal
-from remote_payload.host.protocol import layer_ids
+from remote_payload.host.layers import layer_ids
 
 Base: Any = versions.worker_class(current_platform.is_cpu())
 
@@ -59,7 +59,7 @@ class CaptureWorker(Base):
         try:
             versions.require(Base, versions.WORKER_METHODS, f"the worker class {Base.__name__}")
             super().__init__(*args, **kwargs)
-            versions.require(self, versions.WORKER_ATTRIBUTES, f"the worker class {Base.__name__}")
+            versions.require_worker(self)
             self._settings = CaptureSettings.from_dict(self.vllm_config.additional_config[CONFIG_KEY])
         except Exception as error:
             self._reporter.report(error, "__init__")
@@ -73,22 +73,23 @@ class CaptureWorker(Base):
         self._identity: dict[str, str] = {}
         self._canary = CanaryRank(self._settings)
         self._repairs: list[str] = []
-        self._step_checked = False
+        self._step_checked = self._output_checked = False
 
     def init_device(self) -> None:
         super().init_device()
-        if not current_platform.is_cpu() or not rotary.repair():
+        versions.require(self, versions.WORKER_DEVICE, f"the worker class {Base.__name__}")
+        if not current_platform.is_cpu():
             return
-        self._repairs.append("cpu-rotary")
-        if self.rank == 0:
-            text = "this vLLM's CPU rotary kernel rotates MLA queries wrongly; a corrected call is in its place"
-            self._events.emit("notice", level="warn", code="cpu-rotary", text=text)
+        if rotary.repair():
+            self._repaired("cpu-rotary", "this vLLM's CPU rotary kernel rotates MLA queries wrongly")
+        if self.parallel_config.enable_expert_parallel and expert_map.repair():
+            self._repaired("cpu-expert-map", "this vLLM's CPU kernel does not know which experts a rank holds")
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         versions.require(self.model_runner, versions.RUNNER, f"the runner {type(self.model_runner).__name__}")
         settings, self._model = self._settings, self.model_runner.get_model()
-        versions.require(self._model, versions.MODEL, f"the model class {type(self._model).__name__}")
+        versions.require_loaded(self, self._model)
         self._eager = Eager(self._model)
         hidden = self.model_config.get_hidden_size()
         self._layers = layers = decoder_layers(self._model, settings.layers)
@@ -136,7 +137,10 @@ class CaptureWorker(Base):
         with hooks.recording() as recorded:
             output = super().execute_model(scheduler_output, *args, **kwargs)
         rows = scheduler_output.total_num_scheduled_tokens
-        offsets = row_offsets(self._batch_order(), scheduler_output.num_scheduled_tokens)
+        if not self._output_checked:
+            versions.require_executed(self.model_runner)
+            self._output_checked = True
+        offsets = row_offsets(versions.batch_of(self.model_runner).req_ids, scheduler_output.num_scheduled_tokens)
         if reference:
             self._canary.keep_reference(step, offsets, recorded)
         elif self._canary.recording:
@@ -258,10 +262,10 @@ class CaptureWorker(Base):
         self._hooks.install()
         self._path = "hooks"
 
-    def _batch_order(self) -> list[str]:
-        state = getattr(self.model_runner, "execute_model_state", None)
-        batch = getattr(state, "input_batch", None) or self.model_runner.input_batch
-        return list(batch.req_ids)
+    def _repaired(self, code: str, what: str) -> None:
+        self._repairs.append(code)
+        if self.rank == 0:
+            self._events.emit("notice", level="warn", code=code, text=f"{what}; a corrected call is in its place")
 
     def _states(self, recorded: dict[int, torch.Tensor], rows: int) -> list[torch.Tensor]:
         states = dict(recorded)
@@ -296,7 +300,9 @@ class CaptureWorker(Base):
         for part in mine:
             request = part.request
             if request.sink is None:
-                request.sink = self._store.open(request.index, request.token_ids, request.loss_spans)
+                request.sink = self._store.open(
+                    request.index, request.token_ids, request.loss_spans, request.record_id
+                )
                 request.dropped = request.sink is None
         mine = [part for part in mine if part.request.sink is not None]
         if not mine:
@@ -347,6 +353,8 @@ class CaptureWorker(Base):
         }  # fmt: skip
         if buffer.loss_spans is not None:
             described["loss_spans"] = json.dumps(buffer.loss_spans)
+        if buffer.record_id is not None:
+            described["record_id"] = buffer.record_id
         return described
 
 

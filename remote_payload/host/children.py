@@ -13,9 +13,9 @@ import sys
 import threading
 from typing import IO, Any, Dict, Iterator, List, Optional, Sequence, Set
 
+from remote_payload.host.framing import pack_frame
 from remote_payload.host.liveness import ZOMBIE_STATES, read_stat
 from remote_payload.host.members import HELPER_ENV, RUN_ENV
-from remote_payload.host.protocol import pack_frame
 
 MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py")
 

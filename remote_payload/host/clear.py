@@ -17,9 +17,10 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import write_all
 from remote_payload.host.guard import Place, Refused, open_output
+from remote_payload.host.layout import OWNER_MARKER, check_run_id
 from remote_payload.host.listing import Fingerprint, Listing, Visit, read_marker, snapshot, walk
 from remote_payload.host.liveness import user_name
-from remote_payload.host.protocol import OWNER_MARKER, WIRE, EndReason, OwnedOutput, Stale, check_run_id
+from remote_payload.host.protocol import WIRE, EndReason, OwnedOutput, Stale
 
 MAX_NAMED = 5
 """How many entries an error names; the count is always given."""

@@ -6,11 +6,13 @@
     in    frames {"end": bool} with pieces of the files, one after another in the order of the request
     out   line {"have": true, "path"}
 
-It is unpacked beside, verified against every checksum, synced and renamed, so that it is whole or absent.
+An error may be answered in place of either line; what is sent from then on is not read. The data set is unpacked
+beside, verified against every checksum, synced and renamed, so that it is whole or absent.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -21,7 +23,9 @@ from typing import Any, BinaryIO, Dict, Iterator, List
 
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import fsync_folder
-from remote_payload.host.protocol import HASH, Layout, check_record, manifest_digest, read_frame
+from remote_payload.host.framing import manifest_digest, read_frame
+from remote_payload.host.layout import HASH, Layout
+from remote_payload.host.protocol import check_record
 
 SPARE_BYTES = 1 << 28
 """Room to leave on the disk that holds the work folder: run folders and logs live there too."""
@@ -48,9 +52,9 @@ def receive(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     _answer(out, {"have": False})
     staging = tempfile.mkdtemp(prefix=".incoming-", dir=store)
     try:
-        pieces = _pieces()
+        pieces = pieces_of_stdin()
         for entry in files:
-            _store(
+            store_file(
                 os.path.join(staging, name, entry["path"]) if entry["path"] else os.path.join(staging, name),
                 entry,
                 pieces,
@@ -63,6 +67,12 @@ def receive(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
             if not os.path.lexists(target):  # another push was faster: its copy is as good
                 raise
         fsync_folder(store)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        why = "%s while %d bytes were received into %s" % (os.strerror(error.errno), size, store)
+        fix = "free some (a quota may be the limit), then run the command again, or use data on the host"
+        raise HostError("data-disk-full", "the disk that holds the work folder became full", why, fix) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     _answer(out, {"have": True, "path": target})
@@ -84,7 +94,7 @@ def _check(digest: str, name: str, files: List[Dict[str, Any]]) -> None:
         raise _damaged("its files do not have the hash %s" % digest)
 
 
-class _Pieces:
+class Pieces:
     """The bytes of all files in a row, whatever the frames' borders."""
 
     def __init__(self, frames: Iterator[bytes]) -> None:
@@ -101,7 +111,9 @@ class _Pieces:
         return piece
 
 
-def _pieces() -> _Pieces:
+def pieces_of_stdin() -> Pieces:
+    """Return the bodies of the frames on stdin as one stream, up to the frame that says `end`."""
+
     def frames() -> Iterator[bytes]:
         while True:
             header, piece = read_frame(sys.stdin.buffer)
@@ -110,10 +122,11 @@ def _pieces() -> _Pieces:
             if header.get("end"):
                 return
 
-    return _Pieces(frames())
+    return Pieces(frames())
 
 
-def _store(path: str, entry: Dict[str, Any], pieces: _Pieces) -> None:
+def store_file(path: str, entry: Dict[str, Any], pieces: Pieces) -> None:
+    """Write one announced file, synced. Raises HostError if its contents are not those of its checksum."""
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     digest, left = hashlib.sha256(), entry["size"]
     with open(path, "xb") as file:

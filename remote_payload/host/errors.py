@@ -1,4 +1,4 @@
-"""The one error that a verb reports to the workstation in words; `main` prints it as JSON."""
+"""The error that a verb reports to the workstation in words (`main` prints it as JSON), and that of a bad record."""
 
 from __future__ import annotations
 
@@ -17,3 +17,7 @@ class HostError(Exception):
 
     def to_dict(self) -> Dict[str, str]:
         return {"code": self.code, "what": self.what, "why": self.why, "fix": self.fix}
+
+
+class ProtocolError(ValueError):
+    """A record or frame is not of the form that this wire prescribes; the message names the offending part."""

@@ -12,12 +12,14 @@ import time
 import traceback
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
+from remote_payload.host import container
 from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.files import read_json, sha256_of, write_json
+from remote_payload.host.layout import RunPaths
 from remote_payload.host.leftovers import Baseline, Clean, count_oom_kills, prove_clean, sweep_shm
 from remote_payload.host.liveness import Stat, boot_seconds
 from remote_payload.host.members import Key, StopReport, stop_members
-from remote_payload.host.protocol import WIRE, EndReason, Result, RunPaths
+from remote_payload.host.protocol import WIRE, EndReason, Result
 from remote_payload.host.pump import PumpKeeper, close_log
 from remote_payload.host.segments import LogFiles, read_gaps
 from remote_payload.host.summary import build_summary
@@ -88,6 +90,9 @@ def clean_up(
     """
     stopped = stop_members(find, grace_s, reap, kill_all=cgroup.kill if cgroup else lambda: None)
     leftovers = list(stopped.leftovers)
+    hidden, problem = container.end(paths)
+    if problem:
+        leftovers.append({"path": paths.folder, "reason": problem})
     if pipe is not None:
         problem = close_log(paths, pipe, keeper, DRAIN_S)
         if problem:
@@ -101,6 +106,8 @@ def clean_up(
         if problem:
             leftovers.append({"path": cgroup.path, "reason": problem})
     clean, evidence = prove_clean(baseline, {pid for pid, _ in known()}, len(stopped.leftovers))
+    if clean is True and (hidden or problem):
+        clean, evidence = "unknown", str(problem or hidden)
     return Cleanup(stopped=stopped, clean=clean, evidence=evidence, leftovers=leftovers, oom_kills=oom_kills)
 
 

@@ -115,16 +115,34 @@ class HostMeter:
         }
 
 
+def disk_room(folder: Optional[str]) -> Dict[str, Optional[int]]:
+    """Return the bytes that the user may still write to the file system of `folder`, and its size.
+
+    A folder that does not exist yet stands for the nearest one above it. Both are None where it cannot be told.
+    """
+    while folder and not os.path.isdir(folder) and os.path.dirname(folder) != folder:
+        folder = os.path.dirname(folder)
+    try:
+        status = os.statvfs(folder) if folder else None
+    except OSError:  # a file system that went away is told by whoever writes to it
+        status = None
+    if status is None:
+        return {"disk_free": None, "disk_total": None}
+    return {"disk_free": status.f_bavail * status.f_frsize, "disk_total": status.f_blocks * status.f_frsize}
+
+
 class Sampler(threading.Thread):
     """Calls `emit("sample", ...)` every two, later five seconds, until stopped.
 
-    A failing nvidia-smi is told once as a notice, again only after it worked in between.
+    `output` is the folder that the job writes to, whose file system is measured too. A failing nvidia-smi is told
+    once as a notice, again only after it worked in between.
     """
 
-    def __init__(self, emit: Callable[..., None], cuda: bool) -> None:
+    def __init__(self, emit: Callable[..., None], cuda: bool, output: Optional[str] = None) -> None:
         super().__init__(name="sampler", daemon=True)  # a query stuck in the driver must not hold up the end
         self._emit = emit
         self._cuda = cuda
+        self._output = output
         self._halt = threading.Event()
 
     def run(self) -> None:
@@ -141,7 +159,7 @@ class Sampler(threading.Thread):
                     if not failing:
                         self._emit("notice", level="warn", code="gpu-query-failed", text=str(error))
                     failing = True
-            self._emit("sample", gpus=gpus, **meter.read())
+            self._emit("sample", gpus=gpus, **meter.read(), **disk_room(self._output))
 
     def stop(self) -> None:
         """Stop; waits for a sample under way, but no longer than its query may take."""

@@ -13,7 +13,7 @@ import stat
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
 
 from remote_payload.host.guard import DIRECTORY_FLAGS, Place, Problem, Refused, open_output, same_mount
-from remote_payload.host.protocol import OUTPUT_MANIFEST, OWNER_MARKER, WRITTEN_NAMES
+from remote_payload.host.layout import OUTPUT_MANIFEST, OWNER_MARKER, WRITTEN_NAMES
 
 MAX_EXAMPLES = 50
 PARTIAL = ".partial"

@@ -14,8 +14,8 @@ import traceback
 # `-I` keeps the script's folder and the environment out of the path; the payload's own root is all that is needed.
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from remote_payload.host.errors import HostError
-from remote_payload.host.protocol import ProtocolError, read_frame
+from remote_payload.host.errors import HostError, ProtocolError
+from remote_payload.host.framing import read_frame
 
 VERBS = {
     "probe": ("probe", "main"),
@@ -26,6 +26,13 @@ VERBS = {
     "stop": ("stop", "main"),
     "tidy": ("tidy", "main"),
     "data": ("data", "receive"),
+    "uploads": ("uploads", "receive"),
+    "stacks": ("stacks", "main"),
+    "follow": ("follow", "main"),
+    "environment": ("environment", "look"),
+    "hub": ("hub", "listing"),
+    "look": ("sweeping", "look"),
+    "sweep": ("sweeping", "sweep"),
     "supervise": ("supervisor", "main"),
     "pump": ("pump", "main"),
 }

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Callable, Dict, List, Optional
 
 from remote_payload.host.capability import probe_capability
 from remote_payload.host.envfile import read_env_file, with_python_first
-from remote_payload.host.errors import HostError
+from remote_payload.host.errors import HostError, ProtocolError
 from remote_payload.host.lease import lease_folder, list_leases
 from remote_payload.host.listing import scan
 from remote_payload.host.liveness import boot_seconds, read_readings, user_name
@@ -30,8 +30,9 @@ from remote_payload.host.probe_login import probe_login
 from remote_payload.host.probe_machine import probe_environment, probe_memory
 from remote_payload.host.probe_model import probe_model
 from remote_payload.host.probe_processes import probe_processes
+from remote_payload.host.probe_programs import probe_programs
 from remote_payload.host.probe_toolchain import probe_toolchain
-from remote_payload.host.protocol import WIRE, Accelerator, ProtocolError, check_record
+from remote_payload.host.protocol import WIRE, Accelerator, check_record
 from remote_payload.host.sections import Note, Results, Section, run_sections
 from remote_payload.host.trial_gpus import job_gpus, why_not_tried
 
@@ -50,6 +51,7 @@ DEADLINES_S = {
     "functional": 45.0,  # torch is imported by a process for each GPU, from a cold disk perhaps
     "outputs": 30.0,  # a million entries take about 10 s
     "lease": 5.0,
+    "programs": 5.0,
     "login": 5.0,
     "history": 5.0,
 }
@@ -158,6 +160,8 @@ def plan_sections(request: Dict[str, Any]) -> List[Section]:
         "lease": lease,
         "login": lambda note, results: probe_login(note),
     }
+    if request.get("programs"):
+        runs["programs"] = lambda note, results: probe_programs(note, request["programs"])
     if cuda:
         runs["health"] = health
     if model is not None:

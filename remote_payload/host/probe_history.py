@@ -6,7 +6,7 @@ import os
 from typing import Any, Dict, List, Optional
 
 from remote_payload.host.files import read_json
-from remote_payload.host.protocol import RUN_ID, Layout
+from remote_payload.host.layout import RUN_ID, Layout
 from remote_payload.host.ps import judge_run
 from remote_payload.host.sections import Note
 

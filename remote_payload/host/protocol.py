@@ -1,7 +1,8 @@
-"""The wire: every name, word and record that the workstation and the host share.
+"""The wire: every word and record that the workstation and the host share.
 
-Both sides import this module, so a change here changes both at once. It needs Python 3.9 and nothing but the
-standard library, because the host runs it under whatever `bootstrap_python` it has.
+Both sides import this module, `framing.py` (how records and bytes travel), `layout.py` (where files lie) and
+`layers.py`, so a change there changes both at once. They need Python 3.9 and nothing but the standard library,
+because the host runs them under whatever `bootstrap_python` it has.
 
 Compatibility: `WIRE` is written into every record. A controller reads its own wire and the one before, ignores
 fields and events that it does not know, and can list, read and stop a run of any wire. A host only ever runs the
@@ -10,45 +11,18 @@ payload that started the run.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import re
-import struct
 from enum import Enum
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, TypedDict, Union, cast
+from typing import Any, Dict, List, Optional, TypedDict, Union, cast
+
+from remote_payload.host.errors import ProtocolError
+from remote_payload.host.layout import check_run_id
 
 WIRE = 1
 """Major version of the records below."""
 
 WIRES_READ = (1,)
 """Wires this version can read: its own and the one before (there is none before 1)."""
-
-RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
-"""UTC date, UTC time, 24 random bits. Sorts by time, needs no quoting anywhere."""
-
-HASH = re.compile(r"[0-9a-f]{64}")
-
-OWNER_MARKER = ".ctl-owner.json"
-"""Marks a folder whose contents `ctl` may clear. Written when a run first claims an empty or adopted folder."""
-
-OUTPUT_MANIFEST = ".ctl-manifest.json"
-"""In an output folder, written by the job: {"schema_version", "identity" (what all samples share), "runs" (ids)}."""
-
-OUTPUT_LEDGER = ".ctl-ledger"
-"""In an output folder: RUN_ID.rank-N.jsonl, the ledger line of every sample that was written there."""
-
-
-WRITTEN_NAMES = re.compile(
-    r"hs_[0-9]+\.safetensors|data_[0-9]+\.(pt|ckpt)(\.gz)?|rows_[0-9]+-[0-9]+|[0-9]+\.pt"
-    r"|data-[0-9]+-of-[0-9]+\.arrow|(dataset_info|dataset_dict|state)\.json|\..*"
-)
-"""Top-level names that extractions write into an output folder; anything else there was put in by somebody."""
-
-
-class ProtocolError(ValueError):
-    """A record or frame is not of the form that this wire prescribes; the message names the offending part."""
-
 
 # --------------------------------------------------------------------------------------------- words
 
@@ -151,8 +125,8 @@ class OwnedOutput(TypedDict):
 class Step(TypedDict, total=False):
     """One step of a job under the supervisor, run in the order of the plan.
 
-    `kind` is `recheck`, `clear`, `exec` or `verify`; the last two run `argv`. `lease` and `release` are implied
-    around all steps.
+    `kind` is `recheck`, `place`, `clear`, `exec` or `verify`; the last two run `argv`. `lease` and `release` are
+    implied around all steps.
     """
 
     name: str
@@ -170,9 +144,46 @@ class Limits(TypedDict, total=False):
     stop_grace_s: float  # between TERM and KILL
     wait_for_lease: bool  # queue until the lease is free instead of being refused
     log_cap_bytes: int  # of all log segments together; beyond it segments of the middle become declared gaps
+    output_bytes: Optional[int]  # of the owned outputs together, looked at every few seconds
 
 
-class Job(TypedDict):
+class Container(TypedDict):
+    """Where the program of an exec step runs instead of on the host itself; `host.container` makes the argv."""
+
+    runtime: str  # "docker", "podman" or "apptainer"
+    image: str
+    options: List[str]  # further words of `run`, before the image
+    mounts: List[str]  # HOST_PATH[:CONTAINER_PATH[:ro]], besides the run's own folders
+
+
+class Watched(TypedDict, total=False):
+    """Where a job says how far it is: in its output, or in a file of JSON lines."""
+
+    patterns: List[str]  # regular expressions over a line of output; their named groups are fields of `progress`
+    file: str  # absolute
+    unit: str  # what is counted, in the plural
+
+
+class Survey(TypedDict):
+    """What the verify step of a command looks at; see `remote_payload.survey`."""
+
+    paths: List[str]  # files, folders and globs, absolute
+    files: List[str]  # globs that must each match a file
+    sample_files: int  # of each group of equal files, looked at for NaN
+    expect: Dict[str, Any]
+
+
+class JobOptions(TypedDict, total=False):
+    """What only commands ask for; plans of earlier payloads have none of it."""
+
+    upload: str  # the hash of the tree that a `place` step copies into the run's `work` folder
+    watched: Watched
+    tracebacks: bool  # hook every Python process of the job; see `remote_payload.hook`
+    container: Container
+    survey: Survey
+
+
+class Job(JobOptions):
     """All that supervisor, clear, watch and stop know; every kind of run is one of these."""
 
     kind: str  # "extract" or "command"
@@ -302,196 +313,6 @@ class Confirmation(TypedDict):
     detail: Optional[Dict[str, Any]]
 
 
-# -------------------------------------------------------------------------------------------- layout
-
-
-class Layout:
-    """Paths below a host's `workdir`. Every folder is 0700, every file 0600."""
-
-    def __init__(self, workdir: str) -> None:
-        self.workdir = workdir
-        self.payloads = os.path.join(workdir, "payload")
-        self.runs = os.path.join(workdir, "runs")
-        self.data = os.path.join(workdir, "data")  # pushed data sets, each below its content's hash
-
-    def payload(self, digest: str) -> str:
-        if not HASH.fullmatch(digest):
-            raise ProtocolError("not a payload hash: %r" % digest)
-        return os.path.join(self.payloads, digest)
-
-    def run(self, run_id: str) -> "RunPaths":
-        return RunPaths(os.path.join(self.runs, check_run_id(run_id)))
-
-
-class RunPaths:
-    """The run folder. Each file has one writer, named in the comment."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        join = os.path.join
-        self.plan = join(folder, "plan.json")  # starter
-        self.start_lock = join(folder, "start.lock")  # starter: flock, its content is irrelevant
-        self.cancelled = join(folder, "cancelled")  # cancel, under start.lock
-        self.run = join(folder, "run.json")  # supervisor
-        self.tree = join(folder, "tree.jsonl")  # supervisor: {"pid", "start_ticks", "ppid", "comm"} a line
-        self.supervisor_log = join(folder, "supervisor.log")  # supervisor's own stderr
-        self.log = join(folder, "log")  # log pump: 000001.log, 000002.log, ..., gaps.jsonl
-        self.pipe = join(folder, "log", "pipe")  # FIFO that the job writes into
-        self.events = join(folder, "events")  # one file a writer: supervisor, driver, rank-N
-        self.ledger = join(folder, "ledger")  # one file a writer: rank-N, driver (skipped samples)
-        self.verify = join(folder, "verify.json")  # the verify step: the kind's own part of the summary
-        self.summary = join(folder, "summary.json")  # supervisor
-        self.result = join(folder, "result.json")  # supervisor, last; stop, where the supervisor is dead
-        self.reserve = join(folder, "reserve")  # 1 MiB, given up when result.json is written
-
-
-LAYER_CONVENTIONS = {
-    "boundaries": 0,
-    "vllm": 0,
-    "speculators": 0,  # 0.5 and newer
-    "speculators-0.3": 1,  # and 0.4
-    "specforge": 1,
-    "torchspec": 1,
-    "angelslim": 1,
-    "modelopt": 1,  # its HF and TensorRT-LLM dumps; its vLLM dump passes ids on unshifted
-    "modelopt-vllm": 0,
-}
-"""By which number each system calls a state: boundary = its layer id + this. (Ours are boundaries already.)"""
-
-
-def boundaries_of(ids: Sequence[int], convention: str) -> List[int]:
-    """Return the boundaries that another system's layer ids mean. Raises ProtocolError for an unknown convention."""
-    return [number + _shift(convention) for number in ids]
-
-
-def layer_ids(boundaries: Sequence[int], convention: str) -> List[int]:
-    """Return what another system calls these boundaries; -1 for the embeddings where it counts layers' outputs."""
-    return [boundary - _shift(convention) for boundary in boundaries]
-
-
-def _shift(convention: str) -> int:
-    if convention not in LAYER_CONVENTIONS:
-        raise ProtocolError("no layer convention %r; there are %s" % (convention, ", ".join(LAYER_CONVENTIONS)))
-    return LAYER_CONVENTIONS[convention]
-
-
-MIRRORED_STREAMS = ("log", "events", "ledger")
-"""Folders of append-only files that the controller copies byte by byte; the local size is the cursor."""
-
-LOG_GAPS = "gaps.jsonl"
-"""In `log/`, written by the log pump: {"segment", "bytes", "sha256"} a line for each segment given up under the log
-cap. The line is on disk before its segment goes; what a mirror holds of that segment stays there."""
-
-MIRRORED_DOCUMENTS = ("plan.json", "run.json", "verify.json", "summary.json", "result.json")
-"""Small files that are replaced whole."""
-
-
-def check_run_id(text: str) -> str:
-    """Return `text` if it is a run id, else raise ProtocolError: it becomes part of a path."""
-    if not RUN_ID.fullmatch(text):
-        raise ProtocolError("not a run id: %r (expected YYYYMMDD-HHMMSS-xxxxxx)" % text)
-    return text
-
-
-# ------------------------------------------------------------------------------------------- framing
-
-_FRAME = struct.Struct(">II")
-MAX_HEADER = 1 << 20
-MAX_BODY = 1 << 26
-"""64 MiB: one frame of a log or an upload; larger things are sent in pieces."""
-
-
-def pack_frame(header: Dict[str, Any], body: bytes = b"") -> bytes:
-    """Return one frame: two big-endian uint32 (header length, body length), the header as JSON, the body."""
-    head = json.dumps(header, separators=(",", ":")).encode()
-    if len(head) > MAX_HEADER or len(body) > MAX_BODY:
-        raise ProtocolError("frame too large: header %d, body %d bytes" % (len(head), len(body)))
-    return _FRAME.pack(len(head), len(body)) + head + body
-
-
-class FrameReader:
-    """Turns bytes that arrive in any pieces into frames. A cut stream is seen as `pending` bytes at its end."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    @property
-    def pending(self) -> int:
-        return len(self._buffer)
-
-    def feed(self, data: bytes) -> Iterator[Tuple[Dict[str, Any], bytes]]:
-        self._buffer += data
-        while len(self._buffer) >= _FRAME.size:
-            head, body = _FRAME.unpack_from(self._buffer)
-            if head > MAX_HEADER or body > MAX_BODY:
-                raise ProtocolError("frame announces header %d, body %d bytes: not our stream" % (head, body))
-            end = _FRAME.size + head + body
-            if len(self._buffer) < end:
-                return
-            header = json.loads(self._buffer[_FRAME.size : _FRAME.size + head])
-            if not isinstance(header, dict):
-                raise ProtocolError("frame header is not an object")
-            payload = bytes(self._buffer[_FRAME.size + head : end])
-            del self._buffer[:end]
-            yield header, payload
-
-
-def read_frame(stream: Any) -> Tuple[Dict[str, Any], bytes]:
-    """Read exactly one frame from a blocking binary stream; raise ProtocolError if it ends early."""
-    prefix = _read_exactly(stream, _FRAME.size)
-    head, body = _FRAME.unpack(prefix)
-    if head > MAX_HEADER or body > MAX_BODY:
-        raise ProtocolError("frame announces header %d, body %d bytes: not our stream" % (head, body))
-    header = json.loads(_read_exactly(stream, head))
-    if not isinstance(header, dict):
-        raise ProtocolError("frame header is not an object")
-    return header, _read_exactly(stream, body)
-
-
-def _read_exactly(stream: Any, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        piece = stream.read(count - len(data))
-        if not piece:
-            raise ProtocolError("stream ended after %d of %d bytes" % (len(data), count))
-        data += piece
-    return bytes(data)
-
-
-def confirm_line(confirmation: Confirmation) -> str:
-    """Return the one line that answers a start request: `ctl-launch NONCE JSON`."""
-    return "ctl-launch %s %s\n" % (confirmation["nonce"], json.dumps(confirmation, separators=(",", ":")))
-
-
-def parse_confirmation(output: bytes, nonce: str) -> Optional[Confirmation]:
-    """Find the answer to the request with `nonce` among `output`; None if it is not there whole."""
-    prefix = ("ctl-launch %s " % nonce).encode()
-    for line in output.splitlines(True):
-        if line.startswith(prefix) and line.endswith(b"\n"):
-            record: Any = json.loads(line[len(prefix) :])
-            check_record(record, {"nonce": str, "outcome": str}, "confirmation")
-            return cast("Confirmation", record)
-    return None
-
-
-# ------------------------------------------------------------------------------------------- digests
-
-
-def file_digest(path: str) -> str:
-    """Return the sha256 of a file's contents as hex."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        for block in iter(lambda: stream.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def manifest_digest(files: Dict[str, str]) -> str:
-    """Return the payload hash: sha256 over sorted lines `HEX  RELATIVE/PATH`, as sha256sum prints them."""
-    text = "".join("%s  %s\n" % (files[name], name) for name in sorted(files))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 # ---------------------------------------------------------------------------------------- validators
 
 
@@ -534,7 +355,7 @@ def check_plan(record: Any) -> Dict[str, Any]:
     )  # fmt: skip
     for number, step in enumerate(job["steps"]):
         check_record(step, {"name": str, "kind": str}, "plan.job.steps[%d]" % number)
-        if step["kind"] not in ("recheck", "clear", "exec", "verify"):
+        if step["kind"] not in ("recheck", "place", "clear", "exec", "verify"):
             raise ProtocolError("plan.job.steps[%d] has unknown kind %r" % (number, step["kind"]))
         if step["kind"] in ("exec", "verify"):
             argv = step.get("argv")
@@ -545,3 +366,19 @@ def check_plan(record: Any) -> Dict[str, Any]:
     for number, output in enumerate(job["outputs"]):
         check_record(output, {"path": str, "root": str, "stale": str, "adopt": bool}, "plan.job.outputs[%d]" % number)
     return plan
+
+
+def confirm_line(confirmation: Confirmation) -> str:
+    """Return the one line that answers a start request: `ctl-launch NONCE JSON`."""
+    return "ctl-launch %s %s\n" % (confirmation["nonce"], json.dumps(confirmation, separators=(",", ":")))
+
+
+def parse_confirmation(output: bytes, nonce: str) -> Optional[Confirmation]:
+    """Find the answer to the request with `nonce` among `output`; None if it is not there whole."""
+    prefix = ("ctl-launch %s " % nonce).encode()
+    for line in output.splitlines(True):
+        if line.startswith(prefix) and line.endswith(b"\n"):
+            record: Any = json.loads(line[len(prefix) :])
+            check_record(record, {"nonce": str, "outcome": str}, "confirmation")
+            return cast("Confirmation", record)
+    return None

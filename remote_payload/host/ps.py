@@ -9,19 +9,11 @@ from typing import Any, BinaryIO, Dict, List, NamedTuple, Optional, Set
 
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import read_json
+from remote_payload.host.layout import RUN_ID, Layout, RunPaths
 from remote_payload.host.lease import lease_folder, list_leases
 from remote_payload.host.liveness import Readings, judge, read_readings
 from remote_payload.host.members import find_members, recorded
-from remote_payload.host.protocol import (
-    RUN_ID,
-    WIRE,
-    EndReason,
-    Layout,
-    Liveness,
-    RunPaths,
-    RunState,
-    check_record,
-)
+from remote_payload.host.protocol import WIRE, EndReason, Liveness, RunState, check_record
 
 
 class Standing(NamedTuple):

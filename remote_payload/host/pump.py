@@ -22,8 +22,9 @@ from typing import Any, BinaryIO, Callable, Dict, Optional
 from remote_payload.host.children import start_verb
 from remote_payload.host.files import read_json, write_all
 from remote_payload.host.journal import EventWriter, complain
-from remote_payload.host.protocol import Layout, RunPaths
+from remote_payload.host.layout import Layout, RunPaths
 from remote_payload.host.segments import LogFiles, Segments, cap_of
+from remote_payload.host.times import Times
 
 PIPE_BYTES = 1 << 20
 """The most that an unprivileged user may ask for by default: what a job can print while no pump runs."""
@@ -160,6 +161,7 @@ def pump(files: LogFiles, segments: Segments, tell: Callable[[Dict[str, Any]], N
     Raises OSError, for example on a full disk; the job then waits in its write().
     """
     source = os.open(files.pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    times = Times(files)
     poll = select.poll()
     poll.register(source, select.POLLIN)
     try:
@@ -170,13 +172,17 @@ def pump(files: LogFiles, segments: Segments, tell: Callable[[Dict[str, Any]], N
                 for gap in segments.rotate():
                     tell(gap)
                 continue
+            begin = segments.size
             moved = _move(source, segments.target, min(room, PIPE_BYTES))
+            if moved:
+                times.note(segments.number, begin)
             if moved == 0 or (moved is None and closed):
                 return
             if moved is None:
                 poll.poll(POLL_MS)
     finally:
         os.close(source)
+        times.close()
 
 
 def _bytes_waiting(pipe: int) -> int:

@@ -1,10 +1,12 @@
 """Receives the payload. Sent as text to `python -I -S -c`, so it imports nothing but the standard library.
 
-Conversation over stdin and stdout, all in one remote command:
-    in   frame {"workdir", "digest", "manifest": {relpath: sha256}}
+Conversation, all in one remote command; the question is in its arguments, so that an unchanged payload costs no more
+than any command does:
+    argv WORKDIR DIGEST
     out  line  {"have": true, "path"}: the payload is there and whole; the end
          or    {"have": false}: send it
-    in   frames {"last": bool} with pieces of a gzipped tar
+    in   frame {"manifest": {relpath: sha256}}
+         frames {"last": bool} with pieces of a gzipped tar
     out  line  {"have": true, "path", "files"}
 An error is one line {"error": {"code", "what", "why", "fix"}} and exit code 70.
 
@@ -16,6 +18,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import stat
 import struct
@@ -25,7 +28,7 @@ import tempfile
 import time
 from typing import Any, BinaryIO, Dict, Iterator, Tuple
 
-# The framing of protocol.py, which is not here yet; a test holds the two together.
+# The frame of framing.py, which is not here yet; a test holds the two together.
 _FRAME = struct.Struct(">II")
 _MAX_HEADER = 1 << 20
 _MAX_BODY = 1 << 26
@@ -74,7 +77,7 @@ def _read_exactly(stream: BinaryIO, count: int) -> bytes:
 
 
 def manifest_digest(files: Dict[str, str]) -> str:
-    """Return the payload hash; the same as protocol.manifest_digest."""
+    """Return the payload hash; the same as framing.manifest_digest."""
     text = "".join("%s  %s\n" % (files[name], name) for name in sorted(files))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -131,9 +134,18 @@ def damaged_files(folder: str, manifest: Dict[str, str]) -> Iterator[str]:
             yield name
 
 
-def is_complete(folder: str, manifest: Dict[str, str]) -> bool:
-    """Tell whether `folder` holds the whole payload, unchanged since it was pushed."""
-    return os.path.exists(os.path.join(folder, _COMPLETE)) and not any(damaged_files(folder, manifest))
+def is_complete(folder: str, digest: str) -> bool:
+    """Tell whether `folder` holds the whole payload of this hash, unchanged since it was pushed."""
+    try:
+        with open(os.path.join(folder, _COMPLETE), "rb") as stream:
+            manifest = json.load(stream)
+    except (OSError, ValueError):
+        return False
+    return (
+        isinstance(manifest, dict)
+        and manifest_digest(manifest) == digest
+        and not any(damaged_files(folder, manifest))
+    )
 
 
 def unpack(archive: bytes, folder: str, manifest: Dict[str, str]) -> None:
@@ -188,18 +200,20 @@ def sweep(payloads: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def receive(stdin: BinaryIO, stdout: BinaryIO) -> None:
+def receive(workdir: str, digest: str, stdin: BinaryIO, stdout: BinaryIO) -> None:
     """Hold the conversation described above. Raises ReceiveError, OSError."""
     os.umask(0o077)
-    request, _body = read_frame(stdin)
-    manifest, digest = request["manifest"], request["digest"]
-    check_manifest(manifest, digest)
-    payloads = prepare_workdir(request["workdir"])
+    if not re.fullmatch("[0-9a-f]{64}", digest):
+        raise _damaged("%r is no hash" % digest)
+    payloads = prepare_workdir(workdir)
     target = os.path.join(payloads, digest)
-    if is_complete(target, manifest):
+    if is_complete(target, digest):
         _answer(stdout, {"have": True, "path": target})
         return
     _answer(stdout, {"have": False})
+    request, _body = read_frame(stdin)
+    manifest = request["manifest"]
+    check_manifest(manifest, digest)
     archive = _read_archive(stdin)
     sweep(payloads)
     staging = tempfile.mkdtemp(prefix=_STAGING, dir=payloads)
@@ -257,7 +271,7 @@ def main() -> int:
         _answer(sys.stdout.buffer, {"error": error.record})
         return 70
     try:
-        receive(sys.stdin.buffer, sys.stdout.buffer)
+        receive(sys.argv[1], sys.argv[2], sys.stdin.buffer, sys.stdout.buffer)
     except ReceiveError as failure:
         _answer(sys.stdout.buffer, {"error": failure.record})
         return 70

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional
 
 from remote_payload.host.files import read_json, read_lines, sha256_of
 from remote_payload.host.journal import Journal
-from remote_payload.host.protocol import LOG_GAPS, RunPaths
+from remote_payload.host.layout import LOG_GAPS, RunPaths
 
 SEGMENT_BYTES = 64 << 20
 """64 MiB: small enough to hash and re-send, large enough that a day's log is a handful of files."""
@@ -62,9 +62,19 @@ class Segments:
         self._number = segment_number(segments[-1]) if segments else 1
         self.target = self._open()
 
+    @property
+    def number(self) -> int:
+        """Of the segment that is being written."""
+        return self._number
+
+    @property
+    def size(self) -> int:
+        """Bytes that it holds."""
+        return os.fstat(self.target).st_size
+
     def room(self) -> int:
         """Return the bytes that the segment still takes; 0 when `rotate` is due."""
-        return max(0, self.segment_bytes - os.fstat(self.target).st_size)
+        return max(0, self.segment_bytes - self.size)
 
     def rotate(self) -> List[Dict[str, Any]]:
         """Begin the next segment; return the gaps that this made, {"segment", "bytes", "sha256"} each.

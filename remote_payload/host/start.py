@@ -12,20 +12,10 @@ import time
 from typing import Any, BinaryIO, Dict, Iterator, Optional, cast
 
 from remote_payload.host.children import start_verb
-from remote_payload.host.errors import HostError
+from remote_payload.host.errors import HostError, ProtocolError
 from remote_payload.host.files import atomic_write, read_json, tail_text, write_json
-from remote_payload.host.protocol import (
-    Confirmation,
-    Layout,
-    ProtocolError,
-    Result,
-    RunPaths,
-    RunRecord,
-    check_plan,
-    check_record,
-    check_run_id,
-    confirm_line,
-)
+from remote_payload.host.layout import Layout, RunPaths, check_run_id
+from remote_payload.host.protocol import Confirmation, Result, RunRecord, check_plan, check_record, confirm_line
 
 LOCK_WAIT_S = 60.0
 """Longer than a launch takes with two queries of a slow nvidia-smi, so that a repeated start learns how it went."""

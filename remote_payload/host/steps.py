@@ -9,15 +9,22 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
+from remote_payload.host import container, stacks
 from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.children import CommandFailed, reap_adopted, registering
 from remote_payload.host.envfile import read_env_file, with_python_first
+from remote_payload.host.errors import HostError
+from remote_payload.host.files import write_all
 from remote_payload.host.finish import Ending
+from remote_payload.host.follow import FollowKeeper
+from remote_payload.host.layout import Layout, RunPaths
 from remote_payload.host.leftovers import busy_gpus
 from remote_payload.host.liveness import Stat, identity, read_stat
 from remote_payload.host.members import HELPER_ENV, RUN_ENV, Tree, find_descendants, snapshot, stop_members
-from remote_payload.host.protocol import EndReason, Layout, ProcessIdentity, RunPaths
+from remote_payload.host.protocol import EndReason, ProcessIdentity
 from remote_payload.host.pump import PumpKeeper
+from remote_payload.host.uploads import place
+from remote_payload.host.usage import OutputLimit
 from remote_payload.host.watchdog import Watchdog
 
 FOREIGN_MEMORY_LIMIT = 1 << 30
@@ -33,6 +40,9 @@ TREE_S = 2.0
 """How often the process tree is recorded; a pass over /proc takes some 20 ms on a busy host."""
 
 
+STACKS_BYTES = 256 << 10
+"""Of stacks that go into the log: a quarter of the pipe, which is empty when a job has been silent."""
+
 SETTLE_S = 3.0
 """For what a program leaves to end by itself, as Python's resource tracker does once its pipe is closed."""
 
@@ -47,6 +57,7 @@ class Run(NamedTuple):
     lease_fds: List[int]
     pipe: int
     keeper: PumpKeeper
+    follower: FollowKeeper
     tree: Tree
     find: Callable[[], List[Stat]]
     emit: Callable[..., None]
@@ -80,7 +91,8 @@ def job_environment(plan: Dict[str, Any], workdir: str, secrets: Dict[str, str])
     environ.update(secrets)
     environ = with_python_first(environ, plan["host"].get("python", ""))
     payload = Layout(workdir).payload(plan["payload"])
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (payload, environ.get("PYTHONPATH"))))
+    hook = os.path.join(payload, "remote_payload", "hook") if plan["job"].get("tracebacks") else None
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (hook, payload, environ.get("PYTHONPATH"))))
     environ["PYTHONUNBUFFERED"] = "1"
     # setproctitle, which vLLM calls, otherwise overwrites the very memory that /proc/PID/environ shows.
     environ["SPT_NOENV"] = "1"
@@ -95,6 +107,8 @@ def perform(step: Dict[str, Any], run: Run) -> None:
     """Do one step. Raises StepEnded if the run ends with it."""
     if step["kind"] == "recheck":
         _recheck(step, run)
+    elif step["kind"] == "place":
+        _place(step, run)
     elif step["kind"] == "clear":
         _clear(step, run)
     else:
@@ -111,6 +125,14 @@ def _recheck(step: Dict[str, Any], run: Run) -> None:
     if busy:
         message = "the GPUs are no longer free: %s" % busy
         raise StepEnded(Ending(EndReason.RECHECK_FAILED, message, step["name"]))
+
+
+def _place(step: Dict[str, Any], run: Run) -> None:
+    try:
+        count = place(run.plan["host"]["workdir"], run.plan["job"]["upload"], run.paths.work)
+    except HostError as error:
+        raise StepEnded(Ending(EndReason.JOB_FAILED, str(error), step["name"])) from error
+    run.emit("notice", level="info", code="placed", text="%d files are in %s" % (count, run.paths.work))
 
 
 def _clear(step: Dict[str, Any], run: Run) -> None:
@@ -133,7 +155,10 @@ def _clear(step: Dict[str, Any], run: Run) -> None:
 
 def _execute(step: Dict[str, Any], run: Run) -> None:
     # Before the start: a quick job's first event must count.
-    watchdog = Watchdog(run.paths, run.plan["job"]["limits"], run.boot_s, run.find)
+    limits = run.plan["job"]["limits"]
+    watchdog = Watchdog(run.paths, limits, run.boot_s, run.find)
+    outputs = OutputLimit([output["path"] for output in run.plan["job"]["outputs"]], limits.get("output_bytes"))
+    run.follower.ensure()
     process = _spawn(step, run)
     leader = read_stat(process.pid)
     if leader is not None:
@@ -150,8 +175,11 @@ def _execute(step: Dict[str, Any], run: Run) -> None:
                 run.beat()
                 if run.keeper.ensure():
                     run.emit("notice", level="info", code="pump-started", text="a log pump was started")
-                broken = watchdog.check()
+                run.follower.ensure()
+                broken = watchdog.check() or outputs.check()
                 if broken:
+                    if broken.startswith("silence_timeout"):
+                        _tell_stacks(run)
                     raise StepEnded(Ending(EndReason.LIMIT_EXCEEDED, broken, step["name"]))
             if now >= tree:
                 tree = now + TREE_S
@@ -166,13 +194,32 @@ def _execute(step: Dict[str, Any], run: Run) -> None:
     _judge_exit(step, run, process.returncode)
 
 
+def _tell_stacks(run: Run) -> None:
+    """Record what a silent job is doing before it is ended: in its log, and as one event for each process."""
+    spy = stacks.find_spy(run.plan["host"]["python"])
+    if spy is None:
+        text = "there is no py-spy on the host: what the job was doing is not known"
+        run.emit("notice", level="info", code="no-py-spy", text=text)
+        return
+    room = STACKS_BYTES
+    for record in stacks.dump(spy, run.find(), run.paths):
+        run.emit("stacks", **record)
+        text = "\nctl: %s\n" % stacks.text_of(record)
+        data = text.encode("utf-8", "replace")[:room]
+        room -= len(data)
+        write_all(run.pipe, data)
+
+
 def _spawn(step: Dict[str, Any], run: Run) -> "subprocess.Popen[bytes]":
+    argv, environ = step["argv"], run.environ
+    if step["kind"] == "exec":
+        argv, environ = container.wrap(run.plan, argv, environ, run.paths, run.uuids)
     try:
         with registering() as own, run.cgroup.entered() if run.cgroup else contextlib.nullcontext():
             process = subprocess.Popen(
-                step["argv"],
+                argv,
                 cwd=run.plan["job"]["cwd"],
-                env=run.environ,
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=run.pipe,
                 stderr=run.pipe,
@@ -181,7 +228,7 @@ def _spawn(step: Dict[str, Any], run: Run) -> "subprocess.Popen[bytes]":
             )
             own.add(process.pid)
     except (OSError, ValueError) as error:
-        message = "%s could not be started: %s" % (step["argv"][0], error)
+        message = "%s could not be started: %s" % (argv[0], error)
         raise StepEnded(Ending(_failure(step), message, step["name"])) from error
     return process
 

@@ -13,21 +13,13 @@ from remote_payload.host.children import reap_adopted
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import read_json, write_json
 from remote_payload.host.finish import Ending, clean_up, read_baseline, write_result
+from remote_payload.host.follow import collect_faults
 from remote_payload.host.journal import EventWriter
+from remote_payload.host.layout import Layout, RunPaths, check_run_id
 from remote_payload.host.lease import clear_record
 from remote_payload.host.liveness import Stat, boot_seconds, judge, read_readings, send_signal, user_name
 from remote_payload.host.members import Tree, find_members
-from remote_payload.host.protocol import (
-    EndReason,
-    Layout,
-    Liveness,
-    ProcessIdentity,
-    RunPaths,
-    RunState,
-    check_plan,
-    check_record,
-    check_run_id,
-)
+from remote_payload.host.protocol import EndReason, Liveness, ProcessIdentity, RunState, check_plan, check_record
 from remote_payload.host.ps import Standing, judge_run
 from remote_payload.host.pump import PumpKeeper, open_pipe
 from remote_payload.host.start import hold_start_lock
@@ -145,6 +137,7 @@ def _stop_in_its_place(workdir: str, paths: RunPaths, run: Dict[str, Any], grace
         keeper=keeper,
         cgroup=cgroup,
     )
+    collect_faults(paths, run_id, plan["host"]["name"])
     leftovers = list(done.leftovers)
     for path in baseline.leases if baseline else []:
         problem = clear_record(path, run_id, done.clean is True)

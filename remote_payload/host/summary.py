@@ -8,7 +8,8 @@ import platform
 from typing import Any, Dict, List
 
 from remote_payload.host.files import read_json, read_lines
-from remote_payload.host.protocol import WIRE, EndReason, Result, RunPaths, RunState
+from remote_payload.host.layout import RunPaths
+from remote_payload.host.protocol import WIRE, EndReason, Result, RunState
 
 SCHEMA_VERSION = 1
 
@@ -20,7 +21,7 @@ STEP_TIMINGS = {"rehearse": "rehearse_s"}
 FIXES = {
     EndReason.JOB_FAILED: "read the first exception above, or the end of the log",
     EndReason.JOB_SIGNALED: "look for an out-of-memory kill in the host's kernel log",
-    EndReason.VERIFY_FAILED: "compare the missing list with the log; --stale resume keeps the files that are there",
+    EndReason.VERIFY_FAILED: "compare what is missing with the log; --stale resume keeps the files that are there",
     EndReason.LIMIT_EXCEEDED: "raise the limit in the playbook if the job was still working",
     EndReason.LEASE_BUSY: "wait for that run, or stop it",
     EndReason.LEASE_DIRTY: "have the run's owner stop it with ctl stop, then launch again",
@@ -39,7 +40,10 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
     exceptions. A verify.json that cannot be read becomes a problem itself.
     """
     events = _read_events(paths)
-    problems = fold_exceptions(events)
+    reason = EndReason(result["end_reason"])
+    # A command may survive a process that failed, and say so by its exit code; an extraction never does.
+    outlived = reason is EndReason.SUCCEEDED and plan["job"]["kind"] == "command"
+    problems = [] if outlived else fold_exceptions(events)
     for event in events:
         if event.get("type") == "problem":  # what a job found out itself; no traceback would say more
             problems.append({key: event.get(key, "") for key in ("code", "what", "why", "fix")})
@@ -50,9 +54,10 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
         what = "verify.json cannot be read"
         problems.append({"code": "verify-unreadable", "what": what, "why": str(error), "fix": ""})
     problems += verify.pop("problems", [])
-    reason = EndReason(result["end_reason"])
     if reason not in (EndReason.SUCCEEDED, EndReason.STOPPED, EndReason.CANCELLED):
-        problems.append({"code": reason.value, "what": result["message"], "why": "", "fix": FIXES[reason]})
+        extracting = reason is not EndReason.VERIFY_FAILED or plan["job"]["kind"] in ("extract", "convert")
+        fix = FIXES[reason] if extracting else "see what the verify step found, above; mend it and run again"
+        problems.append({"code": reason.value, "what": result["message"], "why": "", "fix": fix})
     if result["gpus_clean"] is False:
         problems.append(
             {

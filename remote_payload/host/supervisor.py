@@ -28,21 +28,16 @@ from remote_payload.host.finish import (
     reserve_space,
     write_result,
 )
+from remote_payload.host.follow import FollowKeeper
 from remote_payload.host.gpus import Sampler, list_gpus, select_gpus
 from remote_payload.host.journal import EventWriter, complain
+from remote_payload.host.kernel_notes import kernel_notes
+from remote_payload.host.layout import Layout
 from remote_payload.host.lease import Claim, Lease, LeaseRefused, lease_folder, take
 from remote_payload.host.leftovers import Baseline, busy_gpus, measure
 from remote_payload.host.liveness import boot_seconds, identity, user_name
 from remote_payload.host.members import StopReport, Tree, become_subreaper, find_members
-from remote_payload.host.protocol import (
-    WIRE,
-    Accelerator,
-    EndReason,
-    Layout,
-    RunRecord,
-    RunState,
-    check_plan,
-)
+from remote_payload.host.protocol import WIRE, Accelerator, EndReason, RunRecord, RunState, check_plan
 from remote_payload.host.pump import PumpKeeper, open_pipe
 from remote_payload.host.queue import Turn
 from remote_payload.host.steps import FOREIGN_MEMORY_LIMIT, Run, StepEnded, job_environment, perform
@@ -98,6 +93,9 @@ class Supervisor:
         self._record: Optional[RunRecord] = None
         for folder in (self._paths.events, self._paths.ledger, self._paths.log):
             os.makedirs(folder, mode=0o700, exist_ok=True)
+        if self._plan["job"].get("tracebacks"):
+            os.makedirs(self._paths.faults, mode=0o700, exist_ok=True)
+        self._follower = FollowKeeper(self._workdir, self._plan)
         self._keeper = PumpKeeper(self._workdir, self._plan["run_id"])
         self._tree = Tree(self._paths.tree)
         self._events = EventWriter(self._paths.events, "supervisor", self._plan["run_id"], self._plan["host"]["name"])
@@ -107,7 +105,12 @@ class Supervisor:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_term)
         become_subreaper()
-        sampler = Sampler(self._emit, self._plan["host"]["accelerator"] == Accelerator.CUDA.value)
+        outputs = self._plan["job"]["outputs"]
+        sampler = Sampler(
+            self._emit,
+            self._plan["host"]["accelerator"] == Accelerator.CUDA.value,
+            outputs[0]["path"] if outputs else None,
+        )
         try:
             reserve_space(self._paths)
             self._launch()
@@ -264,6 +267,7 @@ class Supervisor:
             lease_fds=self._lease.descriptors if self._lease else [],
             pipe=self._pipe,
             keeper=self._keeper,
+            follower=self._follower,
             tree=self._tree,
             find=self._find,
             emit=self._emit,
@@ -328,11 +332,15 @@ class Supervisor:
             traceback.print_exc()
             reason = {"reason": "the cleaning up failed: %s" % _describe(error)}
             done = Cleanup(stopped=StopReport([], []), clean="unknown", evidence=reason["reason"], leftovers=[reason])
+        self._follower.finish()  # after the log is whole, before the summary is made
         sampler.stop()
         self._update(job=None)
         if self._lease is not None:
             self._lease.release(clean=done.clean is True)
         self._emit("notice", level="info" if done.clean is True else "warn", code="gpus-clean", text=done.evidence)
+        if ending.end_reason not in (EndReason.SUCCEEDED, EndReason.STOPPED):
+            for text in kernel_notes(boot_seconds() - self._boot_s):
+                self._emit("notice", level="warn", code="kernel", text=text)
         self._emit(
             "end",
             end_reason=ending.end_reason.value,

@@ -14,15 +14,9 @@ from typing import Any, BinaryIO, Dict, Iterator, Optional, Tuple
 
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import CHUNK
-from remote_payload.host.protocol import (
-    LOG_GAPS,
-    MIRRORED_DOCUMENTS,
-    MIRRORED_STREAMS,
-    Layout,
-    check_record,
-    check_run_id,
-    pack_frame,
-)
+from remote_payload.host.framing import pack_head
+from remote_payload.host.layout import LOG_GAPS, LOG_TIMES, MIRRORED_DOCUMENTS, MIRRORED_STREAMS, Layout, check_run_id
+from remote_payload.host.protocol import check_record
 from remote_payload.host.ps import Standing, judge_run
 from remote_payload.host.pump import PumpKeeper
 
@@ -37,6 +31,8 @@ LAST_PUMP_S = 10.0
 
 def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     """Verb `tail`: {"workdir", "run_id", "cursor": {relpath: offset}, "documents": {relpath: sha256}, "follow"}.
+
+    "times" asks for log/times.jsonl too: a reader that does not know it would take it for a part of the log.
 
     Writes frames: `append`, `document`, `status`, and at last `end`: once the run is over and all is sent, or,
     without `follow`, once all that is there is sent. BrokenPipeError ends it when the reader goes.
@@ -59,9 +55,12 @@ class Tail:
         self._paths = Layout(request["workdir"]).run(request["run_id"])
         self._out = out
         self._follow: bool = request["follow"]
+        self._hidden = () if request.get("times") else (LOG_TIMES,)
         self._interval_s = float(request.get("interval_s", DEFAULT_INTERVAL_S))
         self._cursor: Dict[str, int] = dict(request["cursor"])
         self._documents: Dict[str, str] = dict(request["documents"])
+        # Of files that were sent from their first byte on; for others the end reads once more what was sent before.
+        self._digests: Dict[str, Any] = {}
         self._stamps: Dict[str, Tuple[int, int, int]] = {}
         self._keeper = PumpKeeper(request["workdir"], request["run_id"])
         self._standing: Optional[Standing] = None
@@ -121,6 +120,10 @@ class Tail:
                         if not data:
                             break
                         self._send({"type": "append", "path": relpath, "offset": offset}, data)
+                        if offset == 0:
+                            self._digests[relpath] = hashlib.sha256()
+                        if relpath in self._digests:
+                            self._digests[relpath].update(data)
                         offset += len(data)
                         sent = True
                         self._send_status()
@@ -153,7 +156,8 @@ class Tail:
         for relpath, path in self._streams():
             size = self._cursor.get(relpath, 0)
             with contextlib.suppress(FileNotFoundError):  # given up under the log cap: a later contact tells the gap
-                files[relpath] = {"size": size, "sha256": _prefix_digest(path, size)}
+                sent = self._digests.get(relpath)
+                files[relpath] = {"size": size, "sha256": sent.hexdigest() if sent else _prefix_digest(path, size)}
             self._send_status()
         self._send({"type": "end", "state": standing.state.value, "files": files})
 
@@ -162,12 +166,13 @@ class Tail:
             path = os.path.join(self._paths.folder, folder)
             names = sorted(os.listdir(path)) if os.path.isdir(path) else []
             # The gaps first: every segment that this list lacks is then told before the one that follows it.
-            for name in [LOG_GAPS] + [name for name in names if name != LOG_GAPS]:
+            for name in [LOG_GAPS] + [name for name in names if name != LOG_GAPS and name not in self._hidden]:
                 if name.endswith((".log", ".jsonl")) and os.path.exists(os.path.join(path, name)):
                     yield "%s/%s" % (folder, name), os.path.join(path, name)
 
     def _send(self, header: Dict[str, Any], body: bytes = b"") -> None:
-        self._out.write(pack_frame(header, body))
+        self._out.write(pack_head(header, len(body)))
+        self._out.write(body)
         self._out.flush()
 
 

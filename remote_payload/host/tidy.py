@@ -17,12 +17,13 @@ from remote_payload.host.children import reap_adopted
 from remote_payload.host.clear import clear
 from remote_payload.host.errors import HostError
 from remote_payload.host.finish import read_baseline
+from remote_payload.host.layout import RUN_ID, Layout, RunPaths
 from remote_payload.host.lease import lease_folder, list_leases
 from remote_payload.host.leftovers import delete_shm, find_shm
 from remote_payload.host.listing import scan
 from remote_payload.host.liveness import boot_seconds, read_readings, user_name
 from remote_payload.host.members import Key, find_members, recorded, stop_members
-from remote_payload.host.protocol import RUN_ID, EndReason, Layout, RunPaths, RunState, Stale, check_record
+from remote_payload.host.protocol import EndReason, RunState, Stale, check_record
 from remote_payload.host.ps import Standing, judge_run
 from remote_payload.host.stop import stop_run
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import Callable, Dict, List, Optional, Tuple
 
+from remote_payload.host.layout import RunPaths
 from remote_payload.host.liveness import Stat, boot_seconds
-from remote_payload.host.protocol import Limits, RunPaths
+from remote_payload.host.protocol import Limits
 from remote_payload.host.segments import LogFiles
 
 NOT_THE_JOBS = ("supervisor.jsonl", "pump.jsonl")

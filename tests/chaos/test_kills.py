@@ -18,9 +18,9 @@ from support.hostrun import wait_until
 from controller.core.errors import ConnectionFailed, ConnectionLost
 from controller.payload import load_payload
 from controller.stages import launch, push, stop
+from remote_payload.host.layout import Layout
 from remote_payload.host.liveness import send_signal
 from remote_payload.host.members import snapshot
-from remote_payload.host.protocol import Layout
 
 pytestmark = pytest.mark.sshd
 

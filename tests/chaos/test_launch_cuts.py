@@ -1,8 +1,8 @@
 """Launch is exactly once: cut anywhere in its exchange, one job runs and nobody claims otherwise.
 
-Every byte is covered where it decides: no proper beginning of the request is a request, none of the answer an
-answer. Real starts are cut at both ends, around each frame's boundaries and at a stride, and, over the real sshd, at
-seeded bytes of the encrypted stream in both directions. `make test-all` takes a finer stride and more seeds.
+Real starts, supervisors and jobs, cut at every byte of the request and of the answer, and then asked again or given
+up. In `make test` one run lives through the cuts of all bytes; `make test-all` gives each byte a run of its own.
+Over the real sshd the encrypted stream is cut at seeded bytes in both directions.
 """
 
 from __future__ import annotations
@@ -10,80 +10,104 @@ from __future__ import annotations
 import io
 import json
 import random
+import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support import chaos
+from support.forked_transport import ForkedTransport
 from support.hostrun import wait_until
-from support.local_transport import LocalTransport
-from support.proxy import TcpProxy
 from support.stubhost import StubHost
 
-from controller.core.errors import ConnectionFailed
+from controller.core.errors import ConnectionFailed, RefusedError
 from controller.stages import launch, stop
-from remote_payload.host.protocol import (
-    Confirmation,
-    Plan,
-    ProtocolError,
-    confirm_line,
-    pack_frame,
-    parse_confirmation,
-    read_frame,
-)
+from remote_payload.host.errors import ProtocolError
+from remote_payload.host.framing import pack_frame, read_frame
+from remote_payload.host.protocol import Confirmation, Plan, confirm_line, parse_confirmation
 
+UNTIL_ANSWERED_S = 600.0
 
-class CuttingTransport(LocalTransport):
-    """Cuts the next start: its request after `sent` bytes, or its answer after `received`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cut_sent: int | None = None
-
-    def run(self, argv, *, stdin=b"", env=None, timeout):  # type: ignore[no-untyped-def]
-        if self.cut_sent is None:
-            return super().run(argv, stdin=stdin, env=env, timeout=timeout)
-        sent, self.cut_sent = self.cut_sent, None
-        process = self.start(argv, env=env)
-        process.write(stdin[:sent], timeout=timeout)
-        process.close_stdin()  # sshd hangs up on the command
-        process.wait(timeout=timeout)
-        process.close()
-        raise ConnectionFailed("cut by the test")
+STRIDE = 45
+"""Every so many bytes a run of its own in `make test`: some fifty runs."""
 
 
 @pytest.fixture
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StubHost:
+def transport() -> ForkedTransport:
+    return ForkedTransport()
+
+
+@pytest.fixture
+def host(tmp_path: Path, transport: ForkedTransport, monkeypatch: pytest.MonkeyPatch) -> StubHost:
     monkeypatch.setattr(launch, "RETRY_PAUSE_S", 0.0)
-    return StubHost(tmp_path, transport=CuttingTransport())
+    return StubHost(tmp_path, transport=transport)  # type: ignore[arg-type]
 
 
 class Launcher:
-    def __init__(self, host: StubHost, proxy: TcpProxy | None = None) -> None:
+    """Makes plans of jobs that leave one line for each time they are started, and checks how it went."""
+
+    def __init__(self, host: StubHost) -> None:
         self.host = host
-        self.proxy = proxy
         self.number = random.randrange(1 << 23)
+        self.held: list[Plan] = []
 
-    def plan(self) -> Plan:
+    def plan(self, last: str = "true") -> Plan:
+        """Return a plan with a lease of its own, so that runs need not wait for each other."""
         self.number += 1
-        counter = self.host.workdir / f"starts-{self.number}"
-        run_id = f"20260101-000000-{self.number:06x}"
-        return self.host.plan(run_id, "/bin/sh", "-c", f"echo x >> {counter}; exec sleep 60")
+        counter = self.host.workdir / f"starts-{self.number:06x}"
+        plan = self.host.plan(
+            f"20260101-000000-{self.number:06x}", "/bin/sh", "-c", f"echo x >> {counter}; exec {last}"
+        )
+        plan["host"]["lease_dir"] = str(self.host.workdir / f"lease-{self.number:06x}")
+        return plan
 
-    def launch_once(self, plan: Plan) -> None:
-        confirmation = launch.run(self.host.context(), plan, {}).confirmation
+    def starts(self, plan: Plan) -> str:
+        counter = self.host.workdir / f"starts-{plan['run_id'][-6:]}"
+        return counter.read_text() if counter.exists() else ""
+
+    def folder(self, plan: Plan) -> Path:
+        return self.host.workdir / "runs" / plan["run_id"]
+
+    def launch(self, plan: Plan, give_up: threading.Event | None = None) -> str:
+        """Launch as the pipeline does, and return the outcome."""
+        confirmation = launch.run(self.host.context(give_up), plan, {}, patience_s=UNTIL_ANSWERED_S).confirmation
         assert confirmation["outcome"] in ("launched", "exists")
-        if self.proxy is not None:
-            self.proxy.calm()  # a cut that the launch did not come to is not meant for what follows
-        counter = self.host.workdir / f"starts-{self.number}"
-        wait_until(counter.exists, "the job was started")
+        self.held.append(plan)
+        if len(self.held) >= 16:
+            self.settle()
+        return confirmation["outcome"]
+
+    def settle(self) -> None:
+        """Every run that was held has run its job once and succeeded; then it is removed."""
+        for plan in self.held:
+            wait_until((self.folder(plan) / "result.json").exists, "the job ran to its end")
+            result = json.loads((self.folder(plan) / "result.json").read_bytes())
+            assert (result["end_reason"], self.starts(plan)) == ("succeeded", "x\n"), plan["run_id"]
+            shutil.rmtree(self.folder(plan))
+        self.held = []
+
+    def stop(self, plan: Plan) -> None:
+        """End a run whose job goes on until then, and was started once."""
+        wait_until(lambda: self.starts(plan), "the job was started")
         stopped = stop.run(self.host.context(), plan["run_id"], grace_s=1)
-        assert (stopped.state, stopped.end_reason) == ("finished", "stopped")
-        assert counter.read_text() in ("x\n", "")  # "" if it was stopped between making the file and writing it
+        assert (stopped.state, stopped.end_reason, self.starts(plan)) == ("finished", "stopped", "x\n")
 
 
 def request_of(host: StubHost, plan: Plan) -> bytes:
     request = {"nonce": "0" * 32, "workdir": str(host.workdir)}
     return pack_frame(request, json.dumps({"plan": plan, "secrets": {}}).encode())
+
+
+def answer_size(launcher: Launcher, transport: ForkedTransport) -> int:
+    """Return the bytes of a first answer; those of other runs differ from it by a few digits at most."""
+    plan = launcher.plan()
+    transport.cut_received = [0]
+    launcher.launch(plan)
+    return len(transport.answers.pop())
+
+
+# ------------------------------------------------------------------- what counts as a request, and as an answer
 
 
 def test_no_proper_beginning_of_a_request_is_a_request(host: StubHost) -> None:
@@ -102,30 +126,100 @@ def test_no_proper_beginning_of_an_answer_is_an_answer() -> None:
     assert parse_confirmation(line, "n" * 32) == answer
 
 
-def cuts(size: int, points: int) -> list[int]:
-    return sorted({0, 1, 7, 8, 9, size - 1, size, *range(0, size, max(1, size // points))} & set(range(size + 1)))
+# ------------------------------------------------------------------------------- every byte, in one launch
 
 
-@pytest.mark.parametrize("points", [4, pytest.param(24, marks=pytest.mark.slow)])
-@pytest.mark.timeout(900)
-def test_a_request_cut_anywhere_starts_one_job(host: StubHost, points: int) -> None:
+def test_one_launch_whose_request_is_cut_at_every_byte_starts_one_job(
+    host: StubHost, transport: ForkedTransport
+) -> None:
     launcher = Launcher(host)
-    size = len(request_of(host, launcher.plan()))
-    for sent in cuts(size, points):
-        plan = launcher.plan()
-        assert isinstance(host.transport, CuttingTransport)
-        host.transport.cut_sent = sent
-        launcher.launch_once(plan)
+    plan = launcher.plan()
+    size = len(request_of(host, plan))
+    transport.cut_sent = list(range(size))
+    assert launcher.launch(plan) == "launched"
+    assert transport.commands == size + 1
+    assert all(json.loads(answer)["error"]["code"] == "protocol" for answer in transport.answers)
+    launcher.settle()
 
 
-@pytest.mark.parametrize("points", [4, pytest.param(24, marks=pytest.mark.slow)])
-@pytest.mark.timeout(900)
-def test_an_answer_cut_anywhere_starts_one_job(host: StubHost, points: int) -> None:
+def test_one_launch_whose_answer_is_cut_at_every_byte_starts_one_job(
+    host: StubHost, transport: ForkedTransport
+) -> None:
     launcher = Launcher(host)
-    for received in cuts(900, points):
-        plan = launcher.plan()
-        host.transport.cuts = [received]
-        launcher.launch_once(plan)
+    plan = launcher.plan("sleep 60")
+    transport.cut_received = list(range(answer_size(launcher, transport) + 200))  # past the end: none is cut there
+    assert launch.run(host.context(), plan, {}, patience_s=UNTIL_ANSWERED_S).confirmation["outcome"] == "exists"
+    outcomes = [json.loads(answer.split(b" ", 2)[2])["outcome"] for answer in transport.answers]
+    assert outcomes == ["launched"] + ["exists"] * (len(outcomes) - 1)
+    assert len(outcomes) == len(transport.answers[-1])
+    transport.cut_received = []
+    launcher.stop(plan)
+
+
+# -------------------------------------------------------------------------------- a run of its own for each byte
+
+
+def each_byte(every: Callable[[int], range], size: int) -> list[int]:
+    """Return the bytes to cut at: both ends, what is around the frame's own numbers, and those of `every`."""
+    return sorted({0, 1, 7, 8, 9, size - 1, *every(size)} & set(range(size)))
+
+
+EVERY = [
+    pytest.param(lambda size: range(0, size, STRIDE), id="strided"),
+    pytest.param(range, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+]
+
+
+@pytest.mark.parametrize("every", EVERY)
+def test_a_request_that_is_cut_and_repeated_starts_one_job(
+    host: StubHost, transport: ForkedTransport, every: Callable[[int], range]
+) -> None:
+    launcher = Launcher(host)
+    for sent in each_byte(every, len(request_of(host, launcher.plan()))):
+        transport.cut_sent = [sent]
+        assert launcher.launch(launcher.plan()) == "launched"
+    launcher.settle()
+
+
+@pytest.mark.parametrize("every", EVERY)
+def test_an_answer_that_is_cut_and_asked_for_again_is_of_one_job(
+    host: StubHost, transport: ForkedTransport, every: Callable[[int], range]
+) -> None:
+    launcher = Launcher(host)
+    for received in each_byte(every, answer_size(launcher, transport)):
+        transport.cut_received = [received]
+        assert launcher.launch(launcher.plan()) == "exists"
+    launcher.settle()
+
+
+@pytest.mark.parametrize("every", EVERY)
+def test_a_launch_given_up_at_a_cut_request_is_denied_and_never_starts_later(
+    host: StubHost, transport: ForkedTransport, every: Callable[[int], range]
+) -> None:
+    launcher = Launcher(host)
+    for sent in each_byte(every, len(request_of(host, launcher.plan()))):
+        plan, give_up = launcher.plan(), threading.Event()
+        transport.cut_sent, transport.on_cut = [sent], give_up.set
+        with pytest.raises(ConnectionFailed, match="nothing was started"):
+            launcher.launch(plan, give_up)
+        with pytest.raises(RefusedError, match="cancelled"):  # what was under way arrives late
+            launch.run(host.context(), plan, {})
+        assert (launcher.starts(plan), (launcher.folder(plan) / "run.json").exists()) == ("", False)
+
+
+@pytest.mark.parametrize("every", EVERY)
+def test_a_launch_given_up_at_a_cut_answer_is_no_failure(
+    host: StubHost, transport: ForkedTransport, every: Callable[[int], range]
+) -> None:
+    launcher = Launcher(host)
+    for received in each_byte(every, answer_size(launcher, transport)):
+        give_up = threading.Event()
+        transport.cut_received, transport.on_cut = [received], give_up.set
+        assert launcher.launch(launcher.plan(), give_up) == "exists"
+    launcher.settle()
+
+
+# ------------------------------------------------------------------------------------------ over a real sshd
 
 
 @pytest.mark.sshd
@@ -133,13 +227,15 @@ def test_an_answer_cut_anywhere_starts_one_job(host: StubHost, points: int) -> N
 def test_over_sshd_a_cut_in_the_handshake_or_the_exchange_starts_one_job(site: chaos.Site, seed: int) -> None:
     assert site.proxy is not None
     chance = random.Random(seed)
-    launcher = Launcher(site.host, site.proxy)
-    plan = launcher.plan()
+    launcher = Launcher(site.host)
+    plan = launcher.plan("sleep 60")
     if chance.random() < 0.5:
         site.proxy.cut_after = chance.randrange(1, 6000)
     else:
         site.proxy.cut_sent_after = chance.randrange(1, 8000)
-    launcher.launch_once(plan)
+    assert launch.run(site.host.context(), plan, {}).confirmation["outcome"] in ("launched", "exists")
+    site.proxy.calm()  # a cut that the launch did not come to is not meant for what follows
+    launcher.stop(plan)
 
 
 @pytest.mark.sshd
@@ -147,8 +243,8 @@ def test_a_launch_given_up_over_a_dead_line_is_unknown_or_denied_never_a_false_f
     """The line dies with the request; when it is back, cancel learns the truth."""
     assert site.proxy is not None
     launcher = Launcher(site.host)
-    plan = launcher.plan()
+    plan = launcher.plan("sleep 60")
     launch.run(site.host.context(), plan, {})
     outcome = launch.run(site.host.context(), plan, {}, patience_s=0.0)
     assert outcome.confirmation["outcome"] == "exists"
-    launcher.launch_once(plan)
+    launcher.stop(plan)

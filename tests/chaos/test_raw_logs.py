@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support import chaos
 
-from controller.core.errors import ExitCode, LocalDiskFull
-from controller.run import Run
-from controller.runfolder import RunFolder
 from controller.stages import launch
 
 pytestmark = pytest.mark.sshd
@@ -61,50 +53,3 @@ def test_every_kind_of_output_arrives_as_it_was_printed(site: chaos.Site) -> Non
     assert held == expected
     result = run.read("result.json")
     assert (result["log_bytes"], result["log_sha256"]) == (len(expected), hashlib.sha256(expected).hexdigest())
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """2 MiB for the controller's run folders."""
-    if os.getuid() != 0:
-        pytest.skip("only root may mount a small file system")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    mount = subprocess.run(command, capture_output=True, text=True)
-    if mount.returncode != 0:
-        pytest.skip(f"mount: {mount.stderr}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_the_controllers_full_disk_ends_the_watch_and_not_the_run(site: chaos.Site, small_disk: Path) -> None:
-    launched = site.launch(2, 2_000_000)
-    launched.open_gate(0)
-    folder = RunFolder.create(small_disk, launched.plan["run_id"])
-    folder.write_plan(launched.plan)
-
-    def attach() -> Run:
-        return Run(folder, site.host.transport, site.host.record, launched.plan["payload"])
-
-    launched.open_gate(1)
-    with pytest.raises(LocalDiskFull) as caught:
-        attach().watch()
-    assert caught.value.exit_code is ExitCode.DETACHED
-    assert str(small_disk) in str(caught.value)
-    assert "ctl attach" in caught.value.fix
-
-    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
-    seen = bytearray()
-
-    class Sink:
-        def event(self, event: object) -> None: ...
-
-        def log(self, data: bytes) -> None:
-            seen.extend(data)
-
-    run = attach()
-    run.add_sink(Sink())
-    assert run.watch().end_reason == "succeeded"
-    assert bytes(seen) == launched.expected_log() == b"".join(run.logs())
-    assert json.loads((folder.path / "result.json").read_bytes())["log_bytes"] == len(seen)

@@ -13,6 +13,7 @@ from support.recorded import failing, view_of
 from controller.core.logs import worker_tracebacks
 from controller.core.tracebacks import Failure, fold
 from controller.core.triage import EVIDENCE_LIMIT, Ending, PlacedLine, Triage, place_lines, triage
+from controller.core.triage_catalogue import CATALOGUE
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 
@@ -39,8 +40,23 @@ LOGS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "cpu-0.32-shm-full": ("shm-full", "EngineCore", ()),
     "cpu-0.32-topk-method": ("topk-method", "Worker", ()),
     "cpu-0.32-weights-missing": ("shard-missing", "Worker", ()),
+    "cpu-0.32-embedding-method": ("embedding-method", "Worker", ()),
+    "cpu-0.32-host-memory": ("host-memory", "Worker", ()),
+    "cpu-0.32-killed-in-load": ("killed", "EngineCore", ()),
+    "cpu-0.32-kv-cache": ("kv-cache-small", "EngineCore", ()),
+    "cpu-0.32-module-missing": ("module-missing", "VllmWorker-0", (0,)),
+    "cpu-0.32-read-only": ("read-only", "Worker", ()),
+    "pip-no-version": ("package-missing", "", ()),
+    "uv-no-version": ("package-missing", "", ()),
+    "cpu-0.32-rpc-timeout": ("step-timeout", "EngineCore", ()),
+    "cpu-0.32-shapes": ("weights-config", "Worker", ()),
+    "cpu-0.32-shard-missing": ("shard-missing", "Worker", ()),
+    "cpu-0.32-symbol-missing": ("symbol-missing", "VllmWorker-0", (0,)),
 }
 HEALTHY = ("h200-0.24-healthy-run", "cpu-0.32-healthy")
+
+SEVERAL = {("cpu-0.32-rpc-timeout", "broadcast-timeout")}
+"""Logs that also match another entry, tried alone: the engine's wait for a step is a wait on the broadcast."""
 
 THREADS = {
     "compile-cache": "compile-cache",
@@ -98,6 +114,35 @@ def test_an_excerpt_of_a_public_thread(name: str) -> None:
         assert found.traceback.startswith("Traceback")
     page = (DATA.parents[1] / "docs" / "triage.md").read_text()
     assert f"`{name}.log`" in page
+
+
+def test_the_catalogue_over_every_log_names_no_wrong_cause(capsys: pytest.CaptureFixture[str]) -> None:
+    expected: dict[Path, str] = {DATA / "vllm-logs" / f"{name}.log": code for name, (code, *_) in LOGS.items()}
+    expected |= {DATA / "vllm-logs" / f"{name}.log": "healthy" for name in HEALTHY}
+    expected |= {DATA / "vllm-threads" / f"{name}.log": code for name, code in THREADS.items()}
+    table: dict[tuple[str, str], int] = {}
+    for path, code in expected.items():
+        found = triage(placed(path))
+        cell = (code, found.code if found else "healthy")
+        table[cell] = table.get(cell, 0) + 1
+    with capsys.disabled():
+        print(f"\n{'is':<20} {'named':<20} logs")
+        for (code, named), count in sorted(table.items()):
+            print(f"{code:<20} {named:<20} {count:>4}{'' if code == named else '  WRONG'}")
+    assert [cell for cell in table if cell[0] != cell[1]] == []
+
+
+def test_each_entry_is_silent_on_the_logs_of_other_causes() -> None:
+    """Alone, without the entries before it: what an entry says must not hang on its place in the order."""
+    several = set()
+    for name, (code, *_) in LOGS.items():
+        lines = placed(DATA / "vllm-logs" / f"{name}.log")
+        failures = worker_tracebacks(each.line for each in lines)
+        for entry in CATALOGUE:
+            found = triage(lines, failures, catalogue=(entry,))
+            if found is not None and found.known and entry.code != code:
+                several.add((name, entry.code))
+    assert several == SEVERAL
 
 
 def test_places_count_across_segments_and_a_line_may_lie_over_their_border() -> None:
@@ -191,6 +236,52 @@ def test_a_rank_that_lost_its_peer_does_not_hide_who_was_killed() -> None:
     without_kernel = triage(place_lines([("log", log[: log.index(b"kernel:")])]))
     assert without_kernel is not None
     assert (without_kernel.code, without_kernel.rank) == ("killed", 1)
+
+
+DIED = "(EngineCore pid=3) ERROR 11-29 19:00:01 [x.py:1] Worker proc VllmWorker-1 died unexpectedly (-9)\n"
+OOM = "Out of memory: Killed process 4242 (python) total-vm:1kB"
+XID = "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    ("kernel", "code"),
+    [
+        (f"[Sat Nov 29 18:59:58 2026] {OOM}", "oom-killed"),
+        (f"Nov 29 18:50:00 box kernel: {OOM}", "oom-killed"),
+        (f"2026-11-29T18:59:58+0000 box kernel: {OOM}", "oom-killed"),
+        (f"kernel: {OOM}", "oom-killed"),
+        (f"[12345.678901] {OOM.replace('4242', '3')}", "oom-killed"),  # the EngineCore's own pid
+        (f"[Sat Nov 29 14:00:00 2026] {OOM}", "killed"),
+        (f"Nov 28 19:00:00 box kernel: {OOM}", "killed"),
+        (f"Aug 29 19:00:00 box kernel: {OOM}", "killed"),
+        (f"2026-11-29T19:30:00+0000 box kernel: {OOM}", "killed"),
+        (f"[12345.678901] {OOM}", "killed"),
+        (f"[Sat Nov 29 18:59:58 2026] {XID}", "gpu-fault"),
+        (f"[Fri Nov 27 18:59:58 2026] {XID}", "killed"),
+    ],
+)
+def test_the_kernels_lines_count_only_around_the_failure(kernel: str, code: str) -> None:
+    found = triage(place_lines([("log", f"{DIED}{kernel}\n".encode())]))
+    assert found is not None
+    assert found.code == code
+    quoted = [quote.text for quote in (*found.evidence, *found.context)]
+    assert any("kernel" in text or text.startswith("[") or "Out of" in text for text in quoted) is (code != "killed")
+
+
+def test_midnight_and_new_year_lie_between_neighbours() -> None:
+    log = DIED.replace("11-29 19:00:01", "01-01 00:00:05")
+    near = triage(place_lines([("log", f"{log}Dec 31 23:59:50 box kernel: {OOM}\n".encode())]))
+    far = triage(place_lines([("log", f"{log}Jan  1 23:59:50 box kernel: {OOM}\n".encode())]))
+    assert near is not None
+    assert far is not None
+    assert (near.code, far.code) == ("oom-killed", "killed")
+
+
+def test_the_host_says_that_the_kernel_killed_the_job() -> None:
+    ending = Ending(end_reason="job-signaled", signal=9, message="extract was killed by SIGKILL", oom_killed=True)
+    found = triage([], (), ending)
+    assert found is not None
+    assert found.code == "oom-killed"
 
 
 def test_a_job_that_a_signal_ended_without_a_word() -> None:

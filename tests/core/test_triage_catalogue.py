@@ -93,6 +93,7 @@ MATCHES: list[tuple[str, str]] = [
     ("shard-truncated", raised("safetensors_rust.SafetensorError: Error while deserializing header: "
                                "MetadataIncompleteBuffer")),
     ("shard-missing", raised("RuntimeError: Cannot find any model weights with `/models/x`")),
+    ("shard-missing", raised("FileNotFoundError: [Errno 2] No such file: '/m/model-2-of-3.safetensors'")),
     ("shard-missing", raised("ValueError: Following weights were not initialized from checkpoint: {'x'}")),
     ("weights-config", raised("AssertionError: Attempted to load weight (torch.Size([320, 128])) into parameter "
                               "(torch.Size([256, 128]))", WEIGHTS, WEIGHT_LOADER)),
@@ -131,9 +132,19 @@ MATCHES: list[tuple[str, str]] = [
     ("empty-message", raised("AssertionError", LOADER)),
     ("empty-message", raised("RuntimeError: ", STEP)),
     ("empty-message", raised("torch.AcceleratorError", STEP)),
+    ("killed", "(Worker_TP0 pid=8) INFO 11-29 19:00:00 [x.py:1] Starting to load model /m...\n"
+               + raised("Exception: WorkerProc initialization failed due to an exception in a background process. "
+                        "See stack trace for root cause.", source="EngineCore")),
+    ("host-memory", raised("ValueError: Available memory on node 0 (15.7/19.21 GiB) on kv cache allocation is less "
+                           "than requested memory for kv (900.0 GiB).")),
+    ("package-missing", "ERROR: No matching distribution found for vllm==9.9.7\n"),
+    ("package-missing", "error: No solution found when resolving dependencies\n  cause: Because there is no version "
+                        "of vllm==9.9.7 and you require vllm==9.9.7, we can conclude that\n"),
+    ("disk-full", "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n"),
     ("oom-killed", "kernel: Out of memory: Killed process 4242 (VLLM::Worker) total-vm:1kB\n"),
     ("oom-killed", "kernel: Memory cgroup out of memory: Killed process 4242 (python)\n"),
     ("crashed", "!!!!!!! Segfault encountered !!!!!!!\n"),
+    ("crashed", "(Worker_TP0 pid=8) terminate called after throwing an instance of 'c10::Error'\n  what():  \n"),
     ("killed", "(EngineCore pid=3) ERROR 11-29 22:10:59 [x.py:1] Worker proc VllmWorker-1 died unexpectedly\n"),
     ("killed", raised("RuntimeError: Engine core initialization failed. See root cause above.",
                       source="APIServer") + "Failed core proc(s): {'EngineCore': -9}\n"),
@@ -170,6 +181,10 @@ LOOKALIKES: list[tuple[str, str | None, str]] = [
     ("layer-signature", "unknown", raised("RuntimeError: the rank was told to stop", MINE)),
     ("embedding-method", "unknown", raised("AttributeError: 'Model' object has no attribute 'get_embeddings'")),
     ("shard-truncated", "unknown", raised("safetensors_rust.SafetensorError: File does not contain tensor lm_head")),
+    ("shard-missing", "unknown", raised("FileNotFoundError: [Errno 2] No such file or directory: '/m/.part/16fa' -> "
+                                        "'/m/model-2-of-3.safetensors'")),
+    ("shard-missing", "unknown", raised("FileNotFoundError: [Errno 2] No such file or directory: "
+                                        "'/m/model-2-of-3.safetensors' -> '/m/aside'")),
     ("shard-missing", "unknown", raised("FileNotFoundError: [Errno 2] No such file or directory: 'prompts.jsonl'")),
     ("weights-config", "unknown", raised("RuntimeError: shape mismatch: value tensor of shape [3]", STEP)),
     ("remote-code", "unknown", raised("ValueError: the repository has no code owner")),
@@ -190,12 +205,18 @@ LOOKALIKES: list[tuple[str, str | None, str]] = [
     ("module-missing", "unknown", raised("AttributeError: module 'torch' has no attribute 'nope'")),
     ("symbol-missing", "unknown", raised("ImportError: attempted relative import with no known parent package")),
     ("library-missing", "unknown", raised("OSError: model.so.json: not a valid file")),
+    ("host-memory", "unknown", raised("ValueError: the memory on node 0 is less than a million")),
     ("host-memory", "gpu-memory-step", raised("RuntimeError: CUDA error: out of memory", STEP)),
     ("compile-cache", "weights-config", raised("AssertionError", WEIGHT_LOADER)),
     ("compile-cache", "unknown", raised("AssertionError: batch size must be positive", INDUCTOR)),
     ("empty-message", "unknown", raised("RuntimeError: there are words", STEP)),
     ("empty-message", "unknown", raised("KeyboardInterrupt")),
+    ("killed", "unknown", raised("Exception: WorkerProc initialization failed due to an exception in a background "
+                                 "process. See stack trace for root cause.", source="EngineCore")),
+    ("package-missing", None, "WARNING: Requested a 1.0 has no extra; no matching distribution found elsewhere\n"),
+    ("disk-full", None, "ERROR: Could not install packages due to an OSError: [Errno 2] No such file\n"),
     ("oom-killed", None, "INFO 11-29 19:00:00 [x.py:1] Killed process groups: none\n"),
+    ("crashed", None, "INFO 11-29 19:00:00 [x.py:1] the callback terminate called after the last step\n"),
     ("crashed", None, "INFO 11-29 19:00:00 [x.py:1] faulthandler will report segmentation faults\n"),
     ("killed", None, "INFO 11-29 19:00:00 [x.py:1] Worker proc VllmWorker-1 is ready\n"),
     ("killed", "unknown", raised("RuntimeError: Engine core initialization failed. See root cause above. "
@@ -231,6 +252,18 @@ def test_every_entry_is_told_from_what_looks_like_it() -> None:
     codes = {entry.code for entry in CATALOGUE}
     assert {code for code, _ in MATCHES} | {"lease-taken"} == codes
     assert {code for code, _, _ in LOOKALIKES} == codes
+
+
+@pytest.mark.parametrize("number", [i for i, entry in enumerate(CATALOGUE) if not entry.ends])
+def test_each_entry_alone_is_needed_and_is_silent_on_what_looks_like_it(number: int) -> None:
+    entry = CATALOGUE[number]
+
+    def names(log: str) -> bool:
+        found = triage(place_lines([("log", log.encode())]), catalogue=(entry,))
+        return found is not None and found.known
+
+    assert any(names(log) for code, log in MATCHES if code == entry.code)
+    assert [log for code, _, log in LOOKALIKES if code == entry.code and names(log)] == []
 
 
 @pytest.mark.parametrize("number", range(len(CATALOGUE)))

@@ -139,12 +139,16 @@ def kimi_failed(start: Any) -> Run:
 
 @pytest.fixture(scope="session")
 def qwen_moe(start: Any) -> Run:
-    """Two ranks; native, and held against hooks by probe and canary.
-
-    Not with `enable_expert_parallel`: on the CPU a worker of vLLM 0.32 dies in the first step, without an exception.
-    """
-    engine = {"tensor_parallel_size": 2}
+    """Two ranks, each with half of the experts; native, and held against hooks by probe and canary."""
+    engine = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
     return start("qwen3-moe-tiny", engine=engine, env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, canary=True)
+
+
+@pytest.fixture(scope="session")
+def deepseek_experts(start: Any) -> Run:
+    """Two ranks, each with half of the experts, of a model that also has shared ones; hooks alone."""
+    engine = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    return start("deepseek-v3-tiny", capture="hooks", engine=engine, env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
 
 
 @pytest.fixture(scope="session")

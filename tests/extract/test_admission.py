@@ -74,7 +74,7 @@ class Desk:
         self.notices: list[str] = []
         events = PatientEvents(EventWriter(str(folder / "events"), "driver", "20260102-030405-abcdef", "here"))
         self.progress = Progress(events, total=99, skipped=0, kept=Counts())
-        room = Room(output=str(output), ranks=RANKS, row_bytes=ROW, buffer_bytes=POOL)
+        room = Room(output=str(output), ranks=RANKS, row_bytes=ROW, buffer_bytes=POOL, side_bytes=8, rewrites=False)
         tail = LedgerTail(str(folder / "ledger"))
         self.admission = Admission(
             self.engine, room, tail, self.progress, lambda level, code, text: self.notices.append(code)

@@ -205,6 +205,23 @@ def test_dummy_weights_are_said_to_prove_nothing_about_values() -> None:
     assert "not proven" in report.notes[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_under_dummy_weights_passes_must_still_agree(dtype: torch.dtype) -> None:
+    rank = _rank()
+    for name, shift in ((SINGLE, 0), (BATCH, 1), (CHUNKED, 0)):
+        rank.begin(name)
+        for number, ids in enumerate(IDS):
+            request = Request(request_id="r", index=number, probe=True, token_ids=ids, loss_spans=None)
+            step = Step(segments=[Segment(request=request, start=0, count=len(ids))])
+            first = number * len(IDS[0])
+            states = list(rows(dtype).roll(shift, 0)[first : first + len(ids)].unbind(1))
+            rank.keep(step, {"r": 0}, lambda states=states: states)
+        rank.cut()
+    report = _judge(rank, values=False)
+    assert {finding.check for finding in report.findings} == {"batch-against-single"}
+    assert report.sound is False
+
+
 def test_rows_from_before_a_preemption_are_forgotten() -> None:
     rank = _rank()
     rank.restart(0)  # between passes nothing is under way

@@ -32,6 +32,7 @@ RUNS = (
     ("qwen_moe", "qwen3-moe-tiny", "native"),
     ("mistral", "mistral-sliding-tiny", "native"),
     pytest.param("llama", "llama-tiny", "native", marks=pytest.mark.slow),
+    pytest.param("deepseek_experts", "deepseek-v3-tiny", "hooks", marks=pytest.mark.slow),
 )
 SLOW = ("llama", "llama4_native", "qwen_int8")
 INT8_ERROR = 0.1

@@ -98,6 +98,9 @@ def test_an_empty_result_is_an_error(tmp_path: Path, lines: list[Any]) -> None:
         json.dumps([MASKED, CHAT]),
         json.dumps([MASKED, CHAT], indent=2),
         "\ufeff" + json.dumps({"version": 1, "data": [MASKED, CHAT]}, indent=1),
+        json.dumps({"version": 1, "data": [MASKED, CHAT]}),
+        json.dumps({"about": "x" * 8192, "data": [MASKED, CHAT]}),
+        json.dumps({"meta": {"data": [1]}, "\u00e4": "", "data": [MASKED, CHAT]}, indent=1),
     ],
 )
 def test_a_json_array_is_recognised_by_its_contents(tmp_path: Path, text: str) -> None:
@@ -105,6 +108,32 @@ def test_a_json_array_is_recognised_by_its_contents(tmp_path: Path, text: str) -
     data, skipped = read(tmp_path / "d.json")
     assert (data.container, data.kinds, skipped) == ("json", {"tokens": 1, "chat": 1}, [])
     assert data.methods == {"prefix": 1}
+
+
+def test_one_record_is_jsonl_whatever_its_name(tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text(json.dumps({**MASKED, "notes": [{"by": "x"}]}))
+    data, _ = read(tmp_path / "d.json")
+    assert (data.container, data.kinds) == ("jsonl", {"tokens": 1})
+
+
+def test_a_document_on_one_line_needs_no_name(tmp_path: Path) -> None:
+    (tmp_path / "d").write_text(json.dumps({"data": [MASKED]}) + "\n\n")
+    assert read(tmp_path / "d")[0].container == "json"
+
+
+def test_a_record_keeps_the_name_that_the_data_set_gives_it(tmp_path: Path) -> None:
+    names = [
+        {"id": 7},
+        {"uuid": "u-1", "id": "x"},
+        {"conversation_id": "c"},
+        {},
+        {"id": ["no name"]},
+        {"id": "x" * 999},
+    ]
+    write_lines(tmp_path / "d.jsonl", [{**MASKED, **name} for name in names])
+    data, _ = read(tmp_path / "d.jsonl")
+    assert [sample.record_id for sample in data.samples] == ["7", "u-1", "c", None, None, None]
+    assert [sample.record_id for sample in data.samples.share((2, 2))] == ["u-1", None, None]
 
 
 @pytest.mark.parametrize(("text", "line"), [('[\n{"a": 1},\n{"b" 2}\n]', 3), ('[\n{"a": 1}\n', None)])

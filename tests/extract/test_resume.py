@@ -31,7 +31,7 @@ from remote_payload.extract import inspector
 from remote_payload.extract.formats import TEMPORARY_SUFFIX
 from remote_payload.extract.inspector import inspect_all
 from remote_payload.extract.output import SEMANTICS
-from remote_payload.host.protocol import OUTPUT_LEDGER, OUTPUT_MANIFEST
+from remote_payload.host.layout import OUTPUT_LEDGER, OUTPUT_MANIFEST
 
 LENGTHS = [100, 40, 300, 1, 77, 17, 130, 64] * 4
 INDEXES = [0, *range(2, len(LENGTHS) + 1)]
@@ -124,7 +124,7 @@ def change_header(run: Run, index: int, key: str, value: str) -> None:
 
 def adopt(run: Run, index: int) -> None:
     """Make the output's ledger believe the file as it is."""
-    from remote_payload.host.protocol import file_digest
+    from remote_payload.host.framing import file_digest
 
     for ledger in (run.output / OUTPUT_LEDGER).iterdir():
         lines = [json.loads(line) for line in ledger.read_text().splitlines()]
@@ -214,6 +214,11 @@ def test_what_other_records_left_stays_and_is_told(stub: StubEngine, shared: Pat
         ({"dtype": "bfloat16"}, "dtype is 'float32' there and 'bfloat16' here"),
         ({"revision": "main"}, "revision is '' there and 'main' here"),
         ({"engine": {"kv_cache_dtype": "fp8"}}, "engine is {} there and {'kv_cache_dtype': 'fp8'} here"),
+        ({"engine": {"quantization": "fp8"}}, "engine is {} there and {'quantization': 'fp8'} here"),
+        ({"engine": {"attention_backend": "TRITON_MLA"}}, "{'attention_backend': 'TRITON_MLA'} here"),
+        ({"engine": {"moe_backend": "marlin"}}, "{'moe_backend': 'marlin'} here"),
+        ({"engine": {"linear_backend": "cutlass"}}, "{'linear_backend': 'cutlass'} here"),
+        ({"format": "speculators-0.3"}, "format is 'speculators' there"),
         ("model", "model is "),
         ("weights", "model_files is "),
         ("semantics", f"semantics is {SEMANTICS + 1} there and {SEMANTICS} here"),

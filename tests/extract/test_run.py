@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from support.extraction import RUN_ID, Run, execute, header_of, make_run
 
-from remote_payload.host.protocol import OUTPUT_LEDGER, OUTPUT_MANIFEST, file_digest
+from remote_payload.host.framing import file_digest
+from remote_payload.host.layout import OUTPUT_LEDGER, OUTPUT_MANIFEST
 
 PHASES = ("data", "load", "probe", "canary", "capture", "drain", "canary-end")
 

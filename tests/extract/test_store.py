@@ -7,6 +7,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -17,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.disk import fill, small_disk
+from support.extraction import REPOSITORY
 
 from remote_payload.extract import resume, spill
 from remote_payload.extract.format_safetensors import SPECULATORS
@@ -25,8 +28,8 @@ from remote_payload.extract.pool import BufferPool
 from remote_payload.extract.statistics import measure, summarize_states
 from remote_payload.extract.store import SampleStore
 from remote_payload.host.files import read_lines
+from remote_payload.host.framing import file_digest
 from remote_payload.host.journal import Journal
-from remote_payload.host.protocol import file_digest
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HIDDEN = 6
@@ -84,6 +87,75 @@ def test_statistics_find_nan_inf_and_zero_rows() -> None:
                      "nan": 1, "inf": 2, "zero_rows": 0}  # fmt: skip
     assert (second["boundary"], second["zero_rows"], second["nan"]) == (6, 1, 0)
     assert second["norm_mean"] == pytest.approx(6**0.5 * 3 / 4)
+
+
+KERNEL_AGAINST_OPERATIONS = """
+import torch
+from remote_payload.extract import measure_kernel
+from remote_payload.extract.statistics import measure_by_operations
+
+for dtype in (torch.bfloat16, torch.float16, torch.float32):
+    for width in (96, 1024, 1500):
+        block = torch.randn(7, 3, width).to(dtype)
+        block[1, 1, 5] = float("nan")
+        block[2, 0, :3], block[2, 0, 4] = float("inf"), float("-inf")
+        block[3, 2] = 0
+        expected = measure_by_operations(block)
+        torch.testing.assert_close(measure_kernel.measure(block), expected, equal_nan=True, rtol=1e-5, atol=0)
+assert measure_kernel.measure(torch.empty(0, 3, 8)).shape == (0, 3, 4)
+"""
+
+
+def test_the_kernel_measures_what_the_operations_measure() -> None:
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", KERNEL_AGAINST_OPERATIONS], env=env, capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+THREADS_AFTER_FORK = """
+import os, threading, torch
+from remote_payload.extract.store import prepare_for_threads
+
+torch.set_num_threads(1)
+torch.ones(1 << 20).isfinite()
+failed = 0
+for _ in range(40):  # without the preparation about one in ten fails
+    child = os.fork()
+    if not child:
+        prepare_for_threads()
+        gate, errors = threading.Barrier(16), []
+
+        def measure():
+            gate.wait()
+            try:
+                torch.ones(1 << 16).isfinite()
+            except RuntimeError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=measure) for _ in range(16)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        os._exit(bool(errors))
+    failed += os.waitpid(child, 0)[1] != 0
+raise SystemExit(failed)
+"""
+
+
+def test_writers_of_a_forked_worker_can_use_torch_at_once() -> None:
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    argv = [sys.executable, "-c", THREADS_AFTER_FORK]
+    done = subprocess.run(argv, env=env, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_rows_of_neighbouring_spans_are_taken_as_they_lie(tmp_path: Path) -> None:
+    store = make_store(tmp_path, torch.float32)
+    state = torch.arange(10 * HIDDEN, dtype=torch.float32, device=DEVICE).view(10, HIDDEN)
+    block = store.block([state, -state], [(1, 2), (3, 1), (6, 2)])
+    rows = torch.cat([state[1:4], state[6:8]])
+    assert block.equal(torch.stack([rows, -rows], dim=1))
 
 
 def test_overflow_in_the_store_dtype_is_seen(tmp_path: Path) -> None:
@@ -297,4 +369,4 @@ def test_files_in_groups_are_found_swept_and_streamed(tmp_path: Path, monkeypatc
     assert load_file(tmp_path / "out" / "rows_1" / "data_12.safetensors")["hidden_states"].equal(wanted)
     assert resume.sample_files(output, "grouped") == ["rows_1/data_12.safetensors"]
     (tmp_path / "out" / "rows_1" / ".data_13.safetensors.partial").write_bytes(b"half")
-    assert resume.sweep(output) == ["rows_1/.data_13.safetensors.partial"]
+    assert resume.sweep(output, {"rows_1/data_13.safetensors"}) == ["rows_1/.data_13.safetensors.partial"]

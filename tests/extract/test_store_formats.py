@@ -14,8 +14,8 @@ from remote_payload.extract.formats import format_named
 from remote_payload.extract.quantize import ROWS, from_fp8, to_fp8
 from remote_payload.extract.store import SampleStore
 from remote_payload.host.files import read_lines
+from remote_payload.host.framing import file_digest
 from remote_payload.host.journal import Journal
-from remote_payload.host.protocol import file_digest
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HIDDEN = 8

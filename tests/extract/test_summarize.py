@@ -19,7 +19,7 @@ from remote_payload.extract.settings import MANIFEST
 from remote_payload.extract.summarize import verify
 from remote_payload.host.files import write_json
 from remote_payload.host.journal import EventWriter, Journal
-from remote_payload.host.protocol import RunPaths
+from remote_payload.host.layout import RunPaths
 
 LENGTHS = (3, 5, 7, 2)
 
@@ -179,6 +179,9 @@ def test_the_exit_code_and_the_file_say_the_same(run: Run) -> None:
 def test_half_files_of_a_killed_writer_are_swept(run: Run) -> None:
     half = run.output / ".hs_9.safetensors.partial"
     half.write_bytes(b"half")
-    assert sweep(str(run.output)) == [half.name]
+    another = run.output / ".hs_10.safetensors.partial"  # perhaps at this moment, by a run of another share
+    another.write_bytes(b"half")
+    assert sweep(str(run.output), {"hs_9.safetensors"}) == [half.name]
+    another.unlink()
     assert not half.exists()
     assert len(os.listdir(run.output)) == 4

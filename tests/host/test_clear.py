@@ -5,25 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from support.outputs import RUN, owned
 
 from remote_payload.host import clear as clear_module
 from remote_payload.host.clear import ClearChanged, ClearFailed, claim, clear
 from remote_payload.host.guard import Refused, guard, open_output
+from remote_payload.host.layout import OUTPUT_MANIFEST, OWNER_MARKER
 from remote_payload.host.listing import Listing, scan, walk
-from remote_payload.host.protocol import OUTPUT_MANIFEST, OWNER_MARKER, EndReason, OwnedOutput
+from remote_payload.host.protocol import EndReason, OwnedOutput
 
-RUN = "20261129-120000-abcdef"
 REPO = Path(__file__).resolve().parents[2]
 
 
@@ -39,15 +35,6 @@ def roomy_root() -> Iterator[Path]:
     """A root in memory where there is such a file system: many entries on a busy disk would take a minute."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as base:
         yield Path(base)
-
-
-def owned(path: Path | str, root: Path | str, *, stale: str = "clear", adopt: bool = False) -> OwnedOutput:
-    """Return the output as preflight would put it into the plan: with the listing of this moment."""
-    listing = scan(str(path), str(root))
-    return OwnedOutput(
-        path=str(path), root=str(root), stale=stale, adopt=adopt,
-        digest=listing["digest"], entries=listing["entries"], bytes=listing["bytes"],
-    )  # fmt: skip
 
 
 def fill(folder: Path) -> None:
@@ -391,174 +378,3 @@ class TestClaim:
                 claim(owned(path, root), RUN)
         assert sorted(os.listdir(tmp_path)) == ["outside", "root"]
         assert os.listdir(tmp_path / "outside") == []
-
-
-def can_unshare() -> bool:
-    return (
-        subprocess.run(["unshare", "-m", "-r", "true"], capture_output=True, check=False, timeout=20).returncode == 0
-    )
-
-
-@pytest.mark.skipif(not shutil.which("unshare") or not can_unshare(), reason="needs a mount namespace of its own")
-@pytest.mark.parametrize("kind", ["at", "above", "inside", "file", "appearing"])
-def test_mounts_are_never_crossed(tmp_path: Path, kind: str) -> None:
-    """A bind mount has the device number of its surroundings; only the mount table and mount ids show it."""
-    script = """
-        set -eu
-        mkdir -p outside/in root/a/out/sub
-        for file in outside/keep outside/in/keep root/a/out/x; do echo keep > $file; done
-        echo '{"wire": 1, "run_id": "r"}' > root/a/out/.ctl-owner.json
-        case $1 in
-            at) mount --bind outside root/a/out; mkdir -p outside/out;;
-            above) mkdir -p outside/out; mount --bind outside root/a;;
-            inside) mount --bind outside root/a/out/sub;;
-            file) touch root/a/out/f; mount --bind outside/keep root/a/out/f;;
-        esac
-        exec "$2" -c "$3" "$PWD" "$1"
-    """
-    program = """
-        import os, subprocess, sys
-        from remote_payload.host import clear, guard
-        from remote_payload.host.listing import scan
-        base, kind = sys.argv[1:]
-        path, root = base + "/root/a/out", base + "/root"
-        if kind == "appearing":  # mounted after the mount table was read: the mount id of the folder tells
-            guard.read_mounts = lambda: []
-            subprocess.run(["mount", "--bind", "outside", "root/a/out/sub"], check=True)
-        listing = scan(path, root)
-        print([problem["code"] for problem in listing["problems"]])
-        try:
-            clear.clear({"path": path, "root": root, "stale": "clear", "adopt": True, "digest": listing["digest"],
-                         "entries": 0, "bytes": 0}, "20261129-120000-abcdef")
-        except clear.ClearFailed as error:
-            print(error.code)
-    """
-    done = subprocess.run(
-        ["unshare", "-m", "-r", "sh", "-c", script, "sh", kind, sys.executable, textwrap.dedent(program)],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPO)},
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    assert done.stdout.splitlines() == ["['mount']", "output-mount"], done.stderr
-    assert (tmp_path / "outside" / "keep").exists()
-    assert (tmp_path / "outside" / "in" / "keep").exists()
-    assert (tmp_path / "root" / "a" / "out" / "x").exists()
-
-
-@pytest.fixture
-def as_nobody() -> Iterator[Callable[[str], list[str]]]:
-    """Run a program as an unprivileged user, whom permissions bind, in a folder of theirs; give its output lines."""
-    with tempfile.TemporaryDirectory() as base:
-        Path(base).chmod(0o755)
-        shutil.copytree(REPO / "remote_payload", f"{base}/lib/remote_payload")
-        (Path(base) / "work").mkdir()
-        identity: dict[str, Any] = {}
-        if os.geteuid() == 0:
-            os.chown(f"{base}/work", 65534, 65534)
-            identity = {"user": 65534, "group": 65534, "extra_groups": []}
-
-        def run(program: str) -> list[str]:
-            done = subprocess.run(
-                [shutil.which("python3", path="/usr/bin:/bin") or sys.executable, "-c", textwrap.dedent(program)],
-                cwd=f"{base}/work", env={"PYTHONPATH": f"{base}/lib", "PYTHONDONTWRITEBYTECODE": "1"},
-                capture_output=True, text=True, check=False, timeout=60, **identity,
-            )  # fmt: skip
-            assert done.returncode == 0, done.stderr
-            return str(done.stdout).splitlines()
-
-        yield run
-
-
-PERMISSION_PROGRAM = """
-    import os
-    from remote_payload.host.clear import ClearFailed, claim, clear
-    from remote_payload.host.listing import scan
-    base = os.getcwd()
-    os.mkdir("root")
-    out = {"path": base + "/root/out", "root": base + "/root", "stale": "clear", "adopt": False, "digest": None,
-           "entries": 0, "bytes": 0}
-    claim(out, "20261129-120000-abcdef")
-    os.makedirs("root/out/locked")
-    open("root/out/locked/file", "w").close()
-    os.chmod("root/out/locked", %s)
-    listing = scan(out["path"], out["root"])
-    print([problem["code"] for problem in listing["problems"]])
-    try:
-        print(clear({**out, "digest": listing["digest"]}, "20261129-120000-abcdef")["deleted_entries"])
-    except ClearFailed as error:
-        print(error.code)
-    os.chmod(base + "/root/out", 0o700)
-    print(sorted(os.listdir("root/out")))
-"""
-
-
-def test_read_only_folders_of_ours_are_emptied(as_nobody: Callable[[str], list[str]]) -> None:
-    assert as_nobody(PERMISSION_PROGRAM % "0o555") == ["[]", "2", f"['{OWNER_MARKER}']"]
-
-
-def test_an_unreadable_folder_refuses_the_whole(as_nobody: Callable[[str], list[str]]) -> None:
-    expected = ["['unreadable']", "output-unreadable", f"['{OWNER_MARKER}', 'locked']"]
-    assert as_nobody(PERMISSION_PROGRAM % "0") == expected
-
-
-# Components that have bitten path checks before, mixed with any text at all.
-hostile = st.sampled_from(
-    [
-        "..",
-        ".",
-        "",
-        "/",
-        "root",
-        "beside",
-        "out",
-        "link_up",
-        "link_beside",
-        "link_abs",
-        "sub",
-        "é",
-        "e\u0301",
-        "\u202e",
-    ]
-)
-segment = st.one_of(hostile, hostile, st.text(max_size=6))
-tails = st.lists(segment, max_size=5).map("/".join)
-
-
-@pytest.fixture(scope="module")
-def arena(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("arena")
-
-
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(head=st.sampled_from(["{root}/", "{root}", "{base}/", "", "/", "//", "{root}/out/"]), tail=tails)
-@example(head="{root}/", tail="out")
-@example(head="{root}/", tail="link_beside/sub")
-@example(head="{root}/", tail="out/link_up/../beside")
-@example(head="{root}/out/", tail="link_abs")
-def test_nothing_outside_the_root_is_ever_deleted(arena: Path, head: str, tail: str) -> None:
-    """Real deletions with every right given (adopt), beside sentinels that must survive whatever the path says."""
-    root, beside = arena / "root", arena / "beside"
-    sentinels = [arena / "keep", beside / "keep", beside / "sub" / "keep"]
-    for folder in (root / "out" / "sub", beside / "sub"):
-        folder.mkdir(parents=True, exist_ok=True)
-    for sentinel in sentinels:
-        sentinel.touch()
-    for name, target in {"link_up": "..", "link_beside": "../beside", "link_abs": str(beside)}.items():
-        for folder in (root, root / "out"):
-            if not (folder / name).is_symlink():
-                (folder / name).symlink_to(target)
-    (root / "out" / "sub" / "stale").touch()
-
-    path = head.format(root=root, base=arena) + tail
-    try:
-        clear(owned(path, root, adopt=True), RUN)
-        claim(owned(path, root, adopt=True), RUN)
-    except (ClearFailed, ClearChanged):
-        pass
-    assert all(sentinel.exists() for sentinel in sentinels)
-    assert sorted(os.listdir(arena)) == ["beside", "keep", "root"]
-    assert sorted(os.listdir(beside)) == ["keep", "sub"]
-    stale = root / "out" / "sub" / "stale"
-    if guard(path, str(root)):
-        assert stale.exists()
-    if path == f"{root}/out":
-        assert not stale.exists()

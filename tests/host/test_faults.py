@@ -14,10 +14,12 @@ import pytest
 from support.hostrun import HostRun, wait_until
 
 from remote_payload.host import watchdog
+from remote_payload.host.framing import FrameReader
+from remote_payload.host.layout import RunPaths
 from remote_payload.host.leftovers import sweep_shm
 from remote_payload.host.liveness import Stat, read_readings
 from remote_payload.host.members import snapshot
-from remote_payload.host.protocol import FrameReader, RunPaths, RunState
+from remote_payload.host.protocol import RunState
 from remote_payload.host.ps import judge_run
 from remote_payload.host.watchdog import Watchdog
 

@@ -18,7 +18,9 @@ from support import fuse
 from support.probing import MAIN, request, run_probe
 
 from remote_payload.host import probe
-from remote_payload.host.protocol import OWNER_MARKER, ProtocolError, pack_frame
+from remote_payload.host.errors import ProtocolError
+from remote_payload.host.framing import pack_frame
+from remote_payload.host.layout import OWNER_MARKER
 
 
 class TestWhole:

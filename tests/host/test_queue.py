@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -122,36 +121,6 @@ def test_turns_on_overlapping_gpus_do_not_lock_each_other_out(tmp_path: Path) ->
     first.close()
     assert second.wait(20)
     second.close()
-
-
-def race(host: HostRun, pool: ThreadPoolExecutor) -> None:
-    code = (
-        "import os, time\nopen('starts', 'a').write('x')\nwhile not os.path.exists('release'):\n    time.sleep(0.01)"
-    )
-    plans = [host.plan(host.python(code)) for _ in range(2)]
-    answers = list(pool.map(host.start, plans))
-    outcomes = sorted(answer["outcome"] for answer in answers)
-    assert outcomes == ["launched", "refused"], answers
-    loser = answers[0] if answers[0]["outcome"] == "refused" else answers[1]
-    winner = answers[1] if loser is answers[0] else answers[0]
-    assert loser["result"]["end_reason"] == "lease-busy"
-    holder = (loser["detail"]["holder"] or {}).get("run_id", winner["run"]["run_id"])
-    assert holder == winner["run"]["run_id"]
-    wait_until(lambda: (host.folder / "starts").exists(), "the job runs")
-    (host.folder / "release").touch()
-    for plan in plans:
-        host.result(host.paths(plan))
-    wait_until(lambda: not host.ask("ps", {})["leases"], "the lease is given back")
-    assert (host.folder / "starts").read_text() == "x"
-    (host.folder / "release").unlink()
-    (host.folder / "starts").unlink()
-
-
-@pytest.mark.parametrize("races", [6, pytest.param(100, marks=pytest.mark.slow)])
-def test_two_controllers_that_race_give_one_holder_each_time(host: HostRun, races: int) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        for _ in range(races):
-            race(host, pool)
 
 
 def test_a_hundred_races_for_the_lock_itself_give_one_holder_each(

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from remote_payload.host import protocol, receive
-from remote_payload.host.protocol import pack_frame
+from remote_payload.host import framing, receive
+from remote_payload.host.framing import pack_frame
 
 FILES = {"remote_payload/__init__.py": b"", "remote_payload/host/main.py": b"print('hello')\n"}
 MANIFEST = {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()}
-DIGEST = protocol.manifest_digest(MANIFEST)
+DIGEST = framing.manifest_digest(MANIFEST)
 
 
 def archive(files: dict[str, bytes] = FILES, change: Callable[[tarfile.TarFile], None] | None = None) -> bytes:
@@ -38,8 +38,7 @@ def archive(files: dict[str, bytes] = FILES, change: Callable[[tarfile.TarFile],
     return buffer.getvalue()
 
 
-def request(workdir: Path, **changed: Any) -> bytes:
-    return pack_frame({"workdir": str(workdir), "digest": DIGEST, "manifest": MANIFEST, **changed})
+ANNOUNCED = pack_frame({"manifest": MANIFEST})
 
 
 def pieces(data: bytes, size: int = 100) -> bytes:
@@ -47,9 +46,9 @@ def pieces(data: bytes, size: int = 100) -> bytes:
     return b"".join(pack_frame({"last": part is parts[-1]}, part) for part in parts)
 
 
-def converse(stdin: bytes) -> list[dict[str, Any]]:
+def converse(workdir: Path, stdin: bytes = b"") -> list[dict[str, Any]]:
     out = io.BytesIO()
-    receive.receive(io.BytesIO(stdin), out)
+    receive.receive(str(workdir), DIGEST, io.BytesIO(ANNOUNCED + stdin), out)
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
@@ -63,7 +62,7 @@ def leftovers(workdir: Path) -> list[str]:
 
 def test_a_payload_arrives_whole_and_private(tmp_path: Path) -> None:
     workdir = tmp_path / "a" / "b"
-    answers = converse(request(workdir) + pieces(archive()))
+    answers = converse(workdir, pieces(archive()))
     assert answers == [{"have": False}, {"have": True, "path": str(target(workdir)), "files": 2}]
     for name, data in FILES.items():
         assert (target(workdir) / name).read_bytes() == data
@@ -74,13 +73,13 @@ def test_a_payload_arrives_whole_and_private(tmp_path: Path) -> None:
 
 
 def test_a_payload_that_is_there_is_not_asked_for(tmp_path: Path) -> None:
-    converse(request(tmp_path / "w") + pieces(archive()))
-    assert converse(request(tmp_path / "w")) == [{"have": True, "path": str(target(tmp_path / "w"))}]
+    converse(tmp_path / "w", pieces(archive()))
+    assert converse(tmp_path / "w") == [{"have": True, "path": str(target(tmp_path / "w"))}]
 
 
 @pytest.mark.parametrize("harm", ["change", "remove", "mark"])
 def test_a_payload_that_was_damaged_is_repaired_in_place(tmp_path: Path, harm: str) -> None:
-    converse(request(tmp_path) + pieces(archive()))
+    converse(tmp_path, pieces(archive()))
     place = target(tmp_path)
     inode = place.stat().st_ino
     victim = place / "remote_payload/host/main.py"
@@ -91,10 +90,10 @@ def test_a_payload_that_was_damaged_is_repaired_in_place(tmp_path: Path, harm: s
         victim.parent.rmdir()
     else:
         (place / ".complete").unlink()
-    assert converse(request(tmp_path) + pieces(archive()))[-1]["have"] is True
+    assert converse(tmp_path, pieces(archive()))[-1]["have"] is True
     assert victim.read_bytes() == FILES["remote_payload/host/main.py"]
     assert place.stat().st_ino == inode  # a running job keeps its path
-    assert receive.is_complete(str(place), MANIFEST)
+    assert receive.is_complete(str(place), DIGEST)
     assert leftovers(tmp_path) == []
 
 
@@ -126,7 +125,7 @@ def test_what_does_not_belong_to_the_payload_is_refused(
     tmp_path: Path, change: Callable[[tarfile.TarFile], None]
 ) -> None:
     with pytest.raises(receive.ReceiveError) as failure:
-        converse(request(tmp_path / "w") + pieces(archive(change=change)))
+        converse(tmp_path / "w", pieces(archive(change=change)))
     assert failure.value.record["code"] == "push-damaged"
     assert not target(tmp_path / "w").exists()
     assert leftovers(tmp_path / "w") == []
@@ -147,7 +146,7 @@ def test_what_does_not_belong_to_the_payload_is_refused(
 )
 def test_a_payload_that_is_not_what_was_announced_is_refused(tmp_path: Path, stream: bytes) -> None:
     with pytest.raises(receive.ReceiveError) as failure:
-        converse(request(tmp_path) + stream)
+        converse(tmp_path, stream)
     assert failure.value.record["code"] == "push-damaged"
     assert not target(tmp_path).exists()
     assert leftovers(tmp_path) == []
@@ -157,7 +156,14 @@ def test_a_payload_that_is_not_what_was_announced_is_refused(tmp_path: Path, str
 def test_a_manifest_must_stay_below_the_folder(name: str) -> None:
     manifest = {name: "0" * 64}
     with pytest.raises(receive.ReceiveError, match="did not arrive"):
-        receive.check_manifest(manifest, protocol.manifest_digest(manifest))
+        receive.check_manifest(manifest, framing.manifest_digest(manifest))
+
+
+@pytest.mark.parametrize("digest", ["", "..", "../../x", "A" * 64, DIGEST + "0"])
+def test_what_is_no_hash_names_no_folder(tmp_path: Path, digest: str) -> None:
+    with pytest.raises(receive.ReceiveError, match="did not arrive"):
+        receive.receive(str(tmp_path / "w"), digest, io.BytesIO(), io.BytesIO())
+    assert not (tmp_path / "w").exists()
 
 
 def test_a_manifest_must_have_its_hash() -> None:
@@ -172,7 +178,7 @@ def test_pushes_at_the_same_time_are_both_fine(tmp_path: Path) -> None:
 
     def push() -> None:
         barrier.wait(30)
-        answers.append(converse(request(tmp_path) + pieces(archive()))[-1])
+        answers.append(converse(tmp_path, pieces(archive()))[-1])
 
     threads = [threading.Thread(target=push) for _ in range(6)]
     for thread in threads:
@@ -180,7 +186,7 @@ def test_pushes_at_the_same_time_are_both_fine(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(60)
     assert [answer["path"] for answer in answers] == [str(target(tmp_path))] * 6
-    assert receive.is_complete(str(target(tmp_path)), MANIFEST)
+    assert receive.is_complete(str(target(tmp_path)), DIGEST)
     assert leftovers(tmp_path) == []
 
 
@@ -216,31 +222,35 @@ def test_old_staging_folders_are_swept_and_young_ones_left(tmp_path: Path) -> No
     assert os.listdir(payloads) == [young.name]
 
 
-def test_it_agrees_with_the_protocol() -> None:
-    """It cannot import protocol.py, which arrives with it, so it has its own copy of two functions."""
-    assert receive.manifest_digest(MANIFEST) == protocol.manifest_digest(MANIFEST)
+def test_it_agrees_with_the_framing() -> None:
+    """It cannot import framing.py, which arrives with it, so it has its own copy of two functions."""
+    assert receive.manifest_digest(MANIFEST) == framing.manifest_digest(MANIFEST)
     stream = io.BytesIO(pack_frame({"a": "ü"}, b"body") + b"rest")
     assert receive.read_frame(stream) == ({"a": "ü"}, b"body")
     assert stream.read() == b"rest"
-    assert (receive._MAX_HEADER, receive._MAX_BODY) == (protocol.MAX_HEADER, protocol.MAX_BODY)
+    assert (receive._MAX_HEADER, receive._MAX_BODY) == (framing.MAX_HEADER, framing.MAX_BODY)
 
 
-def as_program(stdin: bytes) -> subprocess.CompletedProcess[bytes]:
+def as_program(workdir: Path, stdin: bytes) -> subprocess.CompletedProcess[bytes]:
     source = Path(receive.__file__).read_text()
     return subprocess.run(
-        [sys.executable, "-I", "-S", "-c", source], input=stdin, capture_output=True, timeout=60, check=False
+        [sys.executable, "-I", "-S", "-c", source, str(workdir), DIGEST],
+        input=stdin,
+        capture_output=True,
+        timeout=60,
+        check=False,
     )
 
 
 def test_the_program_sent_as_text_receives(tmp_path: Path) -> None:
-    done = as_program(request(tmp_path) + pieces(archive()))
+    done = as_program(tmp_path, ANNOUNCED + pieces(archive()))
     assert (done.returncode, done.stderr) == (0, b"")
     assert json.loads(done.stdout.splitlines()[-1])["path"] == str(target(tmp_path))
 
 
 def test_the_program_reports_errors_as_json(tmp_path: Path) -> None:
-    done = as_program(request(tmp_path)[:-3])
+    done = as_program(tmp_path, ANNOUNCED[:-3])
     assert done.returncode == 70
-    error = json.loads(done.stdout)["error"]
+    error = json.loads(done.stdout.splitlines()[-1])["error"]
     assert error["code"] == "push-damaged"
     assert all(error[key] for key in ("what", "why", "fix"))

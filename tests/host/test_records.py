@@ -15,7 +15,8 @@ import pytest
 
 from remote_payload.host.files import atomic_write, read_json, read_lines, sha256_of, tail_text
 from remote_payload.host.journal import EventWriter, Journal
-from remote_payload.host.protocol import Result, RunPaths
+from remote_payload.host.layout import RunPaths
+from remote_payload.host.protocol import Result
 from remote_payload.host.summary import build_summary, fold_exceptions
 
 ROOT = Path(__file__).resolve().parents[2]

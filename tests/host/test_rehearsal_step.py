@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from support.hostrun import HostRun
 
-from remote_payload.host.protocol import REFUSED, EndReason, ProtocolError, check_plan
+from remote_payload.host.errors import ProtocolError
+from remote_payload.host.protocol import REFUSED, EndReason, check_plan
 
 REPORT = """
 import json, os

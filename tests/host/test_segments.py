@@ -10,7 +10,8 @@ import pytest
 from support.hostrun import HostRun, wait_until
 
 from controller.stages.mirror import Mirror, read_part
-from remote_payload.host.protocol import FrameReader, RunPaths
+from remote_payload.host.framing import FrameReader
+from remote_payload.host.layout import RunPaths
 from remote_payload.host.pump import open_pipe, pump
 from remote_payload.host.segments import DEFAULT_CAP_BYTES, LogFiles, Segments, cap_of, read_gaps, segment_number
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from support.hostrun import HostRun, wait_until
 
+from remote_payload.host.framing import pack_frame
 from remote_payload.host.liveness import Liveness, judge
-from remote_payload.host.protocol import pack_frame
 
 READY = "import os, signal, subprocess, sys, time\n"
 CHILD = (

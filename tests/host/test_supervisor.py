@@ -12,8 +12,8 @@ import pytest
 from support.fake_smi import UUIDS, FakeSmi
 from support.hostrun import HostRun, wait_until
 
+from remote_payload.host.layout import OWNER_MARKER, Layout
 from remote_payload.host.liveness import Liveness, identity, judge
-from remote_payload.host.protocol import OWNER_MARKER, Layout
 
 SLEEP = "import time; time.sleep(120)"
 

@@ -14,8 +14,9 @@ import pytest
 from support.hostrun import HostRun, wait_until
 
 from remote_payload.host.children import MAIN
+from remote_payload.host.framing import FrameReader
+from remote_payload.host.layout import RunPaths
 from remote_payload.host.members import snapshot
-from remote_payload.host.protocol import FrameReader, RunPaths
 from remote_payload.host.pump import PumpKeeper, open_pipe, pump
 from remote_payload.host.segments import LogFiles, Segments
 
@@ -29,6 +30,7 @@ def tail(host: HostRun, plan: dict[str, Any], cursor: dict[str, int], follow: bo
         "cursor": cursor,
         "documents": {},
         "follow": follow,
+        "times": True,
         "interval_s": 0.05,
     }
     return host.popen("tail", {**request, **more})

@@ -19,7 +19,9 @@ from controller.stages import push
 from controller.transport.base import Transport
 from controller.transport.bootstrap import MAX_LINE_BYTES, command_line
 from controller.transport.ssh import SshTarget, SshTransport
-from remote_payload.host.protocol import HostRecord, Layout, manifest_digest
+from remote_payload.host.framing import manifest_digest
+from remote_payload.host.layout import Layout
+from remote_payload.host.protocol import HostRecord
 from tools.sshd import SshdUnavailable, SshServer
 
 

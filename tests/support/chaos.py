@@ -13,7 +13,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from support import stubjob
 from support.hostrun import wait_until
@@ -89,7 +89,7 @@ class Site:
 class Project:
     folder: Path
 
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
+    def start(self, *words: str, stdout: IO[bytes] | int = subprocess.PIPE) -> subprocess.Popen[bytes]:
         """Start a real `ctl` with nothing of the user's own around it."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("CTL_", "XDG_"))}
         root = Path(__file__).resolve().parents[2]
@@ -98,7 +98,7 @@ class Project:
             cwd=self.folder,
             env={**kept, "HOME": str(self.folder), "PYTHONPATH": str(root)},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
         )
 

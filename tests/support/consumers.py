@@ -18,17 +18,17 @@ INSTALL_TIMEOUT_S = 280.0
 LOADER_TIMEOUT_S = 250.0
 
 
-def folder() -> Path:
+def folder(pins: Path = PINS) -> Path:
     """Where the pinned packages are kept from one test run to the next: inside `.venv`, on none of its paths."""
-    return Path(sys.prefix) / "share" / "ctl-tests" / hashlib.sha256(PINS.read_bytes()).hexdigest()[:12]
+    return Path(sys.prefix) / "share" / "ctl-tests" / hashlib.sha256(pins.read_bytes()).hexdigest()[:12]
 
 
-def install(group: str) -> Path:
-    """Install one group of requirements/consumers.txt, unless it is there, and return its folder."""
-    root = folder()
+def install(group: str, pins: Path = PINS) -> Path:
+    """Install one group of a file of pins, unless it is there, and return its folder."""
+    root = folder(pins)
     root.mkdir(parents=True, exist_ok=True)
-    target, pins = root / group, re.split(r"^# group: ", PINS.read_text(), flags=re.M)[1:]
-    wanted = next(block.split()[1:] for block in pins if block.split()[0] == group)
+    target, blocks = root / group, re.split(r"^# group: ", pins.read_text(), flags=re.M)[1:]
+    wanted = next(block.split()[1:] for block in blocks if block.split()[0] == group)
     with open(root / f"{group}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():

@@ -19,9 +19,11 @@ import pytest
 
 from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.children import MAIN
+from remote_payload.host.framing import pack_frame
+from remote_payload.host.layout import Layout, RunPaths
 from remote_payload.host.liveness import Liveness, judge, send_signal
 from remote_payload.host.members import runs_alive
-from remote_payload.host.protocol import WIRE, Layout, RunPaths, pack_frame, parse_confirmation
+from remote_payload.host.protocol import WIRE, parse_confirmation
 
 DEADLINE_S = 60.0
 """Generous: a loaded machine may take seconds to start a Python process."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from controller.core.events import Event
@@ -70,25 +73,30 @@ def started() -> Script:
     return add
 
 
-def sample(add: Script, t: float, busy: float) -> None:
-    """GPU i is a little slower than GPU i-1, so that rows differ."""
+def sample(add: Script, t: float, busy: float, loaded: float = 1.0) -> None:
+    """GPU i is a little slower than GPU i-1, so that rows differ; `loaded` is the share of the weights in memory."""
     gpus = [
         {
             "index": i,
             "util": round(max(0.0, min(100.0, busy - 2 * i + 6 * math.sin(t / 7 + i))), 1),
-            "memory_used": int((70.5 + i * 0.3) * GIB),
+            "memory_used": int((1.5 + 69.0 * loaded + i * 0.3) * GIB),
             "memory_total": int(95.0 * GIB),
             "power_w": 180 + 2.4 * busy - i,
             "temperature_c": 40 + busy / 4 + i,
         }
         for i in range(8)
     ]
-    add(t, "supervisor", "sample", gpus=gpus, cpu_percent=12.5, memory_used=210 * GIB, memory_total=1024 * GIB)
+    add(
+        t, "supervisor", "sample", gpus=gpus, cpu_percent=12.5, memory_used=210 * GIB, memory_total=1024 * GIB,
+        disk_free=int((900 - t / 20) * GIB), disk_total=3500 * GIB,
+    )  # fmt: skip
 
 
 def healthy() -> Script:
     """Loaded after 9 minutes; 412 of 1,000 samples captured."""
     add = started()
+    for t in range(84, 560, 12):
+        sample(add, t, 3.0, (t - 80) / 480)
     for index in range(40):
         sample(add, 560.0 + 2 * index, 4.0 if index < 12 else 88.0)
     add(585.0, "driver", "phase", name="load", status="done", text="Kimi-K2.5, TP=8", seconds=511.8)
@@ -106,6 +114,32 @@ def healthy() -> Script:
             skipped=min(step, 2),
             failed=0,
         )
+    return add
+
+
+def finished() -> Script:
+    """All samples captured, read back and the GPUs given back, a quarter of an hour after the start."""
+    add = healthy()
+    for step in range(1, 9):
+        done = 412 + 588 * step // 8
+        sample(add, 640.0 + 10 * step, 88.0)
+        add(
+            641.2 + 10.0 * step, "driver", "progress", done=done, total=1000, tokens=done * 730,
+            bytes=done * 730 * 4 * 7168 * 2, skipped=2, failed=0,
+        )  # fmt: skip
+    add(721.5, "driver", "phase", name="capture", status="done", text="", seconds=136.4)
+    add(721.6, "driver", "phase", name="drain", status="started", text="")
+    add(723.4, "driver", "phase", name="drain", status="done", text="", seconds=1.8)
+    add(726.0, "supervisor", "step", name="extract", status="done", text="", seconds=658.8)
+    add(726.1, "supervisor", "step", name="verify", status="started", text="")
+    add(769.9, "supervisor", "step", name="verify", status="done", text="", seconds=43.8)
+    add(774.0, "supervisor", "notice", level="info", code="gpus-clean", text="8 GPUs at 0 MiB, no process left")
+    add(774.1, "supervisor", "state", state="finished", text="")
+    add(
+        774.2, "supervisor", "end", end_reason="succeeded", exit_code=0, signal=None, message="all steps succeeded",
+        gpus_clean=True,
+    )  # fmt: skip
+    add(774.6, "controller", "stage", name="watch", status="done", text="finished")
     return add
 
 
@@ -178,3 +212,69 @@ INFO 11-29 19:38:17 [engine.py:88] 1,000 samples, longest 4,096 tokens
 
 def log_lines(data: bytes = LOG) -> list[LogLine]:
     return LogFolder().feed(data)
+
+
+def long_log(until: float) -> bytes:
+    """Return the log of the recorded runs up to `until` seconds after their start, by a host's clock in UTC-8."""
+
+    def worker(rank: int) -> str:
+        return f"(Worker_TP{rank} pid={3998 + rank})"
+
+    lines: list[tuple[float, str]] = [
+        (74.0, "(EngineCore pid=3898) INFO {} [core.py:114] Initializing a V1 LLM engine: model='kimi-k2.5'"),
+        *(
+            (75.0 + rank / 4, f"{worker(rank)} INFO {{}} [gpu_worker.py:331] Using V2 Model Runner")
+            for rank in range(8)
+        ),
+        (79.0, "(Worker_TP0 pid=3998) INFO {} [weight_utils.py:849] Filesystem type for checkpoints: XFS"),
+    ]
+    bar = "(Worker_TP0 pid=3998) " + "\r".join(
+        f"Loading safetensors checkpoint shards: {100 * done // 62:3d}% Completed | {done}/62" for done in range(63)
+    )
+    lines += [(80.0, bar)] if until > 100 else []
+    lines += [
+        (560.0, "(Worker_TP0 pid=3998) INFO {} [model_runner.py:302] Model loading took 70.61 GiB and 480.6 seconds"),
+        (566.0, "(Worker_TP3 pid=4001) WARNING {} [jit_monitor.py:106] kernel compiled during inference: fused_moe"),
+        (584.0, "(EngineCore pid=3898) INFO {} [core.py:337] init engine took 24.02 s"),
+        (585.1, "(Worker_TP0 pid=3998) INFO {} [worker.py:120] capture: boundaries [2, 30, 58, 61] of 61 layers"),
+        (586.0, "(Worker_TP0 pid=3998) INFO {} [worker.py:131] first sample: [712, 4, 7168] bfloat16"),
+        *((590.0 + 4 * n, f"{worker(n % 8)} INFO {{}} [store.py:88] wrote hs_{n * 23}") for n in range(34)),
+        (722.0, "(EngineCore pid=3898) INFO {} [core.py:1214] [shutdown] EngineCore: trigger received SIGTERM"),
+        (770.0, "INFO {} [summarize.py:60] 998 samples read back, 2 skipped, none missing"),
+    ]
+    host = [(t, text.format(time.strftime("%m-%d %H:%M:%S", time.gmtime(START + t - 8 * 3600)))) for t, text in lines]
+    return "".join(f"{text}\n" for t, text in sorted(host, key=lambda each: each[0]) if t <= until).encode()
+
+
+def write_run(folder: Path, script: Script, log: bytes) -> None:
+    """Write a run folder as the workstation holds one: events by writer, the log, a plan."""
+    (folder / "events").mkdir(parents=True, exist_ok=True)
+    (folder / "log").mkdir(exist_ok=True)
+    for writer in sorted({event.writer for event in script.events}):
+        own = (event.to_json() for event in script.events if event.writer == writer)
+        (folder / "events" / f"{writer}.jsonl").write_text("\n".join(own) + "\n", encoding="utf-8")
+    (folder / "log" / "000001.log").write_bytes(log)
+    plan = {
+        "run_id": RUN,
+        "host": {"name": HOST, "gpus": 8},
+        "job": {"kind": "extract", "name": "eagle3-kimi-k2.5", "env": {}},
+        "extract": {"engine": {"tensor_parallel_size": 8}},
+    }
+    (folder / "plan.json").write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
+
+
+RECORDED: dict[str, tuple[Callable[[], Script], float]] = {
+    "running": (healthy, 643.0),
+    "failed": (failing, 90.0),
+    "finished": (finished, 780.0),
+}
+"""The folders below tests/data/runs, and until when their logs go; `python -m support.recorded` writes them anew."""
+
+
+def main(target: Path) -> None:
+    for name, (script, until) in RECORDED.items():
+        write_run(target / name, script(), long_log(until))
+
+
+if __name__ == "__main__":
+    main(Path(__file__).parents[1] / "data" / "runs")

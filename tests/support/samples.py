@@ -12,7 +12,7 @@ import torch
 
 from remote_payload.extract.formats import SampleData, format_named, mask_of_spans, publish, token_digest
 from remote_payload.extract.quantize import to_fp8
-from remote_payload.host.protocol import layer_ids
+from remote_payload.host.layers import layer_ids
 
 BOUNDARIES, LAYERS, HIDDEN = [2, 4, 5, 8], 8, 16
 CODES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}

@@ -25,7 +25,7 @@ from support.extraction import REPOSITORY, Run, environment, make_run, write_lin
 from support.stubvllm.vllm.v1.worker.cpu_worker import HIDDEN, states
 
 from remote_payload.extract import arrow
-from remote_payload.host.protocol import OUTPUT_LEDGER, OUTPUT_MANIFEST
+from remote_payload.host.layout import OUTPUT_LEDGER, OUTPUT_MANIFEST
 
 STUB = Path(__file__).parent / "stubvllm"
 BOUNDARIES = [2, 4, 5, 8]

@@ -237,12 +237,25 @@ def on_a_terminal(argv: list[str], answer_to: bytes, answer: bytes) -> bytes:
     return shown
 
 
-def test_a_second_factor_is_asked_for_once(start_server: Start) -> None:
+PAM = Path("/etc/pam.d/sshd")
+
+FACTORS = {
+    "password": ["PasswordAuthentication yes", "AuthenticationMethods publickey,password"],
+    # What one-time codes use. The question comes from PAM, here the one for the password.
+    "keyboard-interactive": [
+        "UsePAM yes",
+        "KbdInteractiveAuthentication yes",
+        "AuthenticationMethods publickey,keyboard-interactive",
+    ],
+}
+
+
+@pytest.mark.parametrize("method", FACTORS)
+def test_a_second_factor_is_asked_for_once(start_server: Start, method: str) -> None:
+    if method == "keyboard-interactive" and not PAM.exists():
+        pytest.skip(f"this sshd has no PAM ({PAM}) to ask the second question")
     with temporary_account(password="correct horse") as account:
-        server = start_server(
-            user=account.name,
-            extra=["PasswordAuthentication yes", "AuthenticationMethods publickey,password", AUTHORIZED_KEYS],
-        )
+        server = start_server(user=account.name, extra=[*FACTORS[method], AUTHORIZED_KEYS])
         account.let_in(server.user_key.with_suffix(".pub"))
         config = server.ssh_config
         target = SshTarget(host=server.alias, ssh_config=str(config))
@@ -250,8 +263,9 @@ def test_a_second_factor_is_asked_for_once(start_server: Start) -> None:
             OpensshTransport(target).connect()
         assert failure.value.code == "authentication-method", failure.value.why
         assert "terminal" in failure.value.fix
-        shown = on_a_terminal([sys.executable, "-c", SCRIPT, str(config)], b"password:", b"correct horse")
+        shown = on_a_terminal([sys.executable, "-c", SCRIPT, str(config)], b"assword:", b"correct horse")
         assert b"RESULT b'in\\n'" in shown
+        assert f"Accepted {method}" in server.log.read_text().replace("/pam", "")
         # The connection stays for a while, so the next command asks nothing, terminal or not.
         assert OpensshTransport(target).run(["echo", "still"], timeout=30).stdout == b"still\n"
         os.kill(master_pid(master_of(config, server.alias)), signal.SIGTERM)

@@ -1,101 +1,99 @@
-"""Frames of the dashboard against recorded screens.
-
-After a wanted change: `CTL_WRITE_GOLDEN=1 pytest tests/ui/test_frame.py`, then read the difference.
-"""
+"""Frames of the dashboard: what they say, and that no size breaks them. test_replay.py has whole recorded screens."""
 
 from __future__ import annotations
 
-import io
-import os
-from pathlib import Path
+import re
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
-from support.recorded import START, Script, failing, healthy, log_lines, started, view_of
+from support.recorded import LOG, START, Script, failing, healthy, sample, started, view_of
 
-from controller.core.logs import LogLine, parse_line
 from controller.core.runview import RunView
+from controller.ui.board import Snapshot
 from controller.ui.frame import render
 from controller.ui.glyphs import ASCII, UNICODE, Glyphs
+from controller.ui.keymap import Pane, UiState
+from controller.ui.logbuffer import LogBuffer, LogPage
 
-GOLDEN = Path(__file__).parent / "golden"
+CAUSE = {"known": True, "what": "a layer is called wrongly", "why": "versions differ " * 9, "fix": "use hooks " * 9}
+
 SIZES = [(60, 20), (100, 30), (200, 60)]
+
+LOADED = {
+    "running": view_of(healthy().events),
+    "failed": view_of(failing().events),
+    "loading": view_of(started().events),
+}
 
 
 def screen(
     view: RunView,
-    tail: list[LogLine],
+    log: bytes,
     width: int,
     height: int,
     *,
     now: float = START + 643.5,
     quiet_s: float = 0.0,
     glyphs: Glyphs = UNICODE,
+    state: UiState | None = None,
+    keys: bool = True,
+    **known: Any,
 ) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, height=height, color_system=None, legacy_windows=False)
-    frame = render(view, tail, width, height, now, quiet_s=quiet_s, glyphs=glyphs)
-    with console.capture() as capture:
-        console.print(frame)
-    return [line.rstrip() for line in capture.get().splitlines()]
+    buffer = LogBuffer()
+    buffer.feed(log, now)
+    shot = Snapshot(view=view, now=now, host_now=now, quiet_s=quiet_s, failures=view.exceptions, **known)
+    chosen = state or UiState()
 
+    def page_of(count: int) -> LogPage:
+        return buffer.page(count, end=chosen.frozen, skip=chosen.skip, needle=chosen.needle, rank=chosen.rank)
 
-RECORDED = {
-    "healthy": (view_of(healthy().events), 0.0),
-    "failed": (view_of(failing().events), 0.0),
-    "loading": (view_of(started().events), 95.0),
-}
-
-
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("name", RECORDED)
-def test_recorded_screens(name: str, size: tuple[int, int]) -> None:
-    view, quiet_s = RECORDED[name]
-    width, height = size
-    lines = screen(view, log_lines(), width, height, quiet_s=quiet_s)
-    path = GOLDEN / f"{name}-{width}x{height}.txt"
-    if os.environ.get("CTL_WRITE_GOLDEN"):
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    assert lines == path.read_text(encoding="utf-8").splitlines()
+    lines = render(shot, width, height, page_of=page_of, state=chosen, glyphs=glyphs, keys=keys)
+    return [line.plain.rstrip() for line in lines]
 
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
-@pytest.mark.parametrize("name", [*RECORDED, "nothing"])
+@pytest.mark.parametrize("name", [*LOADED, "nothing"])
 def test_no_size_breaks_the_frame(name: str, glyphs: Glyphs) -> None:
-    view, quiet_s = RECORDED.get(name, (RunView(), 0.0))
+    view = LOADED.get(name, RunView())
+    ranks = {index: index for index in range(8)}
+    states = [UiState(pane=pane) for pane in Pane] + [UiState(wrap=True), UiState(confirming=True)]
     for width in (20, 41, 60, 79, 100, 133, 200):
         for height in (5, 12, 20, 24, 30, 60):
-            lines = screen(view, log_lines() * 20, width, height, quiet_s=quiet_s, glyphs=glyphs)
-            assert len(lines) <= height
-            assert max(cell_len(line) for line in lines) <= width
+            for state in states:
+                lines = screen(
+                    view, LOG * 20, width, height, quiet_s=95.0, glyphs=glyphs, state=state, ranks=ranks, cause=CAUSE
+                )
+                assert len(lines) <= height
+                assert max(cell_len(line) for line in lines) <= width
 
 
 def test_ascii_frames_are_ascii() -> None:
-    text = "\n".join(screen(RECORDED["failed"][0], [], 100, 30, glyphs=ASCII))
+    text = "\n".join(screen(LOADED["failed"], b"", 100, 30, glyphs=ASCII))
     assert text.isascii()
     assert "x failed" in text
 
 
 def test_what_matters_survives_the_smallest_terminal() -> None:
-    text = "\n".join(screen(RECORDED["failed"][0], log_lines() * 20, 60, 20))
+    text = "\n".join(screen(LOADED["failed"], LOG * 20, 60, 20))
     assert "failed" in text
     assert "rank 3 (same on ranks 0-2, 4-7)" in text
     assert "llama_4_scaling" in text  # the end of the message
-    text = "\n".join(screen(RECORDED["healthy"][0], log_lines() * 20, 60, 20))
+    text = "\n".join(screen(LOADED["running"], LOG * 20, 60, 19))
     for needed in ("running", "capture", "412/1,000", "2 skipped", "gpu 7", "TP0"):
         assert needed in text
 
 
 def test_silence_is_told_with_what_is_under_way() -> None:
-    view, _ = RECORDED["loading"]
-    assert "no output for 1 min 30 s; load is under way" in "\n".join(screen(view, [], 80, 24, quiet_s=90))
-    assert "no output" not in "\n".join(screen(view, [], 80, 24, quiet_s=30))
+    view = LOADED["loading"]
+    assert "no output for 1 min 30 s; load is under way" in "\n".join(screen(view, b"", 80, 24, quiet_s=90))
+    assert "no output" not in "\n".join(screen(view, b"", 80, 24, quiet_s=30))
 
 
 def test_lost_contact_is_not_a_word_about_the_run() -> None:
     add = started()
     add(100.0, "controller", "contact", status="reconnecting", text="no sign of life from the host for 20 s")
-    text = "\n".join(screen(view_of(add.events), [], 100, 30, now=START + 124))
+    text = "\n".join(screen(view_of(add.events), b"", 100, 30, now=START + 124))
     assert "running when last seen" in text
     assert "reconnecting for 24 s; the run goes on without us" in text
     assert "no sign of life" in text
@@ -105,7 +103,7 @@ def test_a_missing_sensor_does_not_break_its_row() -> None:
     add = started()
     gpu = {"index": 0, "util": None, "memory_used": None, "memory_total": 95 * 2**30, "power_w": None}
     add(80.0, "supervisor", "sample", gpus=[gpu], cpu_percent=None, memory_used=None, memory_total=None)
-    (row,) = [line for line in screen(view_of(add.events), [], 100, 30) if line.startswith(" gpu 0")]
+    (row,) = [line for line in screen(view_of(add.events), b"", 100, 30) if line.startswith(" gpu 0")]
     assert "-/95.0 GiB" in row
 
 
@@ -113,9 +111,83 @@ def test_a_host_without_gpus_shows_its_cpu() -> None:
     add = Script()
     add(1.0, "supervisor", "state", state="running", text="")
     add(2.0, "supervisor", "sample", gpus=[], cpu_percent=187.0, memory_used=3 * 2**30, memory_total=31 * 2**30)
-    (row,) = [line for line in screen(view_of(add.events), [], 100, 30) if line.startswith(" cpu")]
+    (row,) = [line for line in screen(view_of(add.events), b"", 100, 30) if line.startswith(" cpu")]
     assert "187 %" in row
     assert "3.0/31.0 GiB" in row
+
+
+def test_a_load_says_how_far_it_is_and_how_long_it_usually_takes() -> None:
+    text = "\n".join(screen(LOADED["loading"], b"", 100, 30, shards=(25, 62), usual={"load": 512.0}))
+    assert "now   loading the weights, then compiling · 25 of 62 shards · usually 8 min 32 s" in text
+    text = "\n".join(screen(LOADED["loading"], b"", 60, 20, shards=(25, 62), usual={"load": 512.0}))
+    assert "now   25 of 62 shards · usually 8 min 32 s" in text  # what gives way on a narrow terminal
+    assert "now" not in "\n".join(screen(LOADED["failed"], b"", 100, 30, shards=(25, 62)))
+
+
+def test_a_rank_stands_by_its_gpu_with_its_silence() -> None:
+    ranks = {1: 0, 3: 1}  # CUDA_VISIBLE_DEVICES=1,3
+    rows = screen(LOADED["running"], b"", 100, 30, ranks=ranks, silent={0: 2.0, 1: 190.0})
+    (first,) = [line for line in rows if line.startswith(" gpu 1")]
+    assert first.split()[2] == "r0"
+    assert first.endswith("2 s")
+    (second,) = [line for line in rows if line.startswith(" gpu 3")]
+    assert second.endswith("3 m")
+    (other,) = [line for line in rows if line.startswith(" gpu 0")]
+    assert other.split()[2] == "-"
+    assert other.endswith("-")
+
+
+def test_histories_have_fixed_scales() -> None:
+    """A GPU that is a third full and used at 5 % looks so, whatever the others do."""
+    add = started()
+    for t in range(30):
+        sample(add, 80.0 + t, 5.0)
+    (row,) = [line for line in screen(view_of(add.events), b"", 133, 30) if line.startswith(" gpu 7")]
+    use, filled = row.split()[2], row.split()[5]
+    assert set(use) <= set("▁▂")
+    assert set(filled) == {"▆"}  # 72.6 of 95 GiB
+
+
+def test_the_disk_says_when_it_is_full_and_warns_before_it_is_too_late() -> None:
+    add = healthy()
+    gpus = [{"index": 0, "util": 50.0}]
+    sizes = {"cpu_percent": 1.0, "memory_used": 1, "memory_total": 2, "disk_total": 1 << 40}
+    add(650.0, "supervisor", "sample", gpus=gpus, disk_free=900 << 30, **sizes)
+    (line,) = [line for line in screen(view_of(add.events), b"", 100, 30) if line.startswith(" disk")]
+    assert re.fullmatch(r" disk    900 GiB left · 22.9 GiB still to write · full in 52 min \d\d s at this rate", line)
+    assert "disk 900 GiB left" in "\n".join(screen(view_of(add.events), b"", 120, 20))  # one of the figures
+    add(652.0, "supervisor", "sample", gpus=gpus, disk_free=9 << 30, **sizes)
+    assert "too little room: 9.00 GiB left · 22.9 GiB still" in "\n".join(screen(view_of(add.events), b"", 60, 20))
+
+
+def test_the_log_shows_a_rank_a_filter_or_a_place() -> None:
+    def log(**state: Any) -> list[str]:
+        lines = screen(LOADED["running"], LOG, 100, 40, state=UiState(**state))
+        return lines[next(index for index, line in enumerate(lines) if line.startswith(" log")) :]
+
+    assert [line.split()[0] for line in log(rank=3)[1:]] == ["TP3"]
+    assert "rank 3" in log(rank=3)[0]
+    assert [line.split()[1] for line in log(needle="BFLOAT")[1:]] == ["19:38:17"]
+    assert "filter: nothing_" in log(needle="nothing", typing=True)[0]
+    assert "no line matches" in log(needle="nothing")[0]
+    paused = log(frozen=2)
+    assert "paused, 4 below" in paused[0]
+    assert len(paused) == 3
+    assert "Capturing CUDA graphs: 100%" in paused[2]  # a bar is folded to its last state
+    assert "Capturing CUDA graphs:   0%" not in "\n".join(paused)
+
+
+def test_a_question_waits_on_the_last_line() -> None:
+    lines = screen(LOADED["running"], LOG, 100, 30, state=UiState(confirming=True))
+    assert lines[-1] == " stop run 20261129-184150-a1b2c3 on gpu-host-1? y stops it, any other key does not"
+
+
+def test_the_whole_traceback_can_be_read_at_any_size() -> None:
+    seen: set[str] = set()
+    for top in range(20):
+        seen |= set(screen(LOADED["failed"], LOG, 60, 8, state=UiState(pane=Pane.TRACE, trace_top=top)))
+    text = "\n".join(seen)
+    assert all(word in text for word in ("in load_model", "worker.py", "in forward", "llama_4_scaling"))
 
 
 def test_hostile_text_is_harmless_everywhere() -> None:
@@ -128,10 +200,11 @@ def test_hostile_text_is_harmless_everywhere() -> None:
     add(4.0, "driver", "phase", name=evil, status="started", text=evil)
     add(5.0, "driver", "notice", level="warn", code=evil, text=evil)
     add(6.0, "controller", "contact", status="lost", text=evil)
-    tail = [parse_line(evil), parse_line(f"(Worker pid=1) ERROR 11-29 19:43:59 [m.py:1] {evil}")]
+    tail = f"{evil}\n(Worker pid=1) ERROR 11-29 19:43:59 [m.py:1] {evil}\n".encode()
+    cause = {"known": True, "what": evil, "why": evil, "fix": evil}
     for events in (add.events, [*add.events, *failing().events[-1:]]):
         view = view_of(events, playbook=evil)
-        lines = screen(view, tail, 100, 40)
+        lines = screen(view, tail, 100, 40, cause=cause)
         text = "\n".join(lines)
         assert "[red]mark[/red]" in text
         assert not set(text) & set("\x1b\x07\x00\r\u202e")

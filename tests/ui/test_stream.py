@@ -13,11 +13,13 @@ import pytest
 from support.recorded import START, Script, failing, healthy, started, view_of
 
 from controller.core.errors import UsageError
+from controller.core.events import Event
 from controller.core.logs import parse_line
 from controller.core.runview import RunView
 from controller.core.state import reduce
+from controller.ui.board import Known
 from controller.ui.live import LiveView
-from controller.ui.stream import JsonView, PlainView, SilentView, choose_view
+from controller.ui.stream import JsonView, PlainView, SilentView, choose_view, progress_line
 
 
 class Terminal(io.StringIO):
@@ -130,6 +132,17 @@ def test_the_heartbeat_beats_by_itself() -> None:
         assert spoke.wait(timeout=30)
 
 
+def test_several_runs_share_the_lines_by_the_names_of_their_hosts() -> None:
+    stream = io.StringIO()
+    with PlainView(stream) as view:
+        for host in ("gpu1", "gpu2"):
+            sink = view.sink(run=f"run-{host}", host=host, known=Known())
+            for event in started().events[:2]:
+                sink.event(event)
+    lines = [line[10:] for line in stream.getvalue().splitlines()]
+    assert lines[2:] == ["gpu2: connect started", "gpu2: connect done in 0.3 s: root@10.1.230.174"]
+
+
 def test_json_lines_are_the_events_as_recorded() -> None:
     stream = io.StringIO()
     view = JsonView(stream)
@@ -147,6 +160,8 @@ def test_json_lines_are_the_events_as_recorded() -> None:
         (Terminal(), {"TERM": "dumb"}, "auto", PlainView),
         (Terminal(), {}, "auto", PlainView),
         (Terminal(), {"TERM": "xterm", "CI": "true"}, "auto", PlainView),
+        (Terminal(), {"TERM": "xterm", "NO_COLOR": "1"}, "auto", PlainView),
+        (Terminal(), {"TERM": "xterm", "NO_COLOR": ""}, "auto", LiveView),
         (io.StringIO(), {"TERM": "xterm"}, "auto", PlainView),
         (Terminal(), {"TERM": "xterm"}, "plain", PlainView),
         (Terminal(), {"TERM": "xterm"}, "json", JsonView),
@@ -165,7 +180,8 @@ def test_an_unknown_mode_is_a_usage_error() -> None:
 
 
 def test_plain_needs_no_dashboard() -> None:
-    code = "import sys, controller.ui.stream as s; s.choose_view(sys.stderr, {}); print('rich.live' in sys.modules)"
+    choose = "import sys, controller.ui.stream as s; s.choose_view(sys.stderr, {})"
+    code = f"{choose}; print('controller.ui.live' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -175,3 +191,20 @@ def test_plain_needs_no_dashboard() -> None:
         check=True,
     )
     assert done.stdout == "False\n"
+
+
+def test_a_download_counts_bytes_and_has_no_tokens() -> None:
+    view = RunView()
+    for number, done in ((1, 1 << 20), (2, 3 << 20)):
+        fields = {
+            "unit": "bytes",
+            "done": done,
+            "total": 4 << 20,
+            "bytes": done,
+            "tokens": 0,
+            "skipped": 0,
+            "failed": 0,
+        }
+        event = Event(type="progress", seq=number, run="r", host="h", writer="driver", t=float(number), data=fields)
+        view = reduce(view, event)
+    assert progress_line(view) == "3.00 MiB of 4.00 MiB (75 %), 2.00 MiB/s, 0.5 s left"

@@ -3,7 +3,7 @@
 It schedules in chunks, interleaves prompts, preempts and resumes them at random, so that the real capture worker,
 store and driver run as they do under vLLM, in milliseconds. States depend on token and position alone.
 CTL_STUB: {"seed", "budget" (tokens a step), "chunk" (tokens a request and step), "seqs", "preempt" (probability a
-step), "step_s" (seconds that each step takes)}.
+step), "step_s" (seconds that each step takes), "kv_cache_dtype" and "quantization" (what the engine says of itself)}.
 """
 
 from __future__ import annotations
@@ -27,15 +27,27 @@ STEP_LIMIT_S = 20.0
 
 class LLM:
     def __init__(self, **arguments: Any) -> None:
-        from remote_payload.extract.worker import CaptureWorker
+        import torch
 
-        plan = {"seed": 0, "budget": 64, "chunk": 64, "seqs": 8, "preempt": 0.0, "step_s": 0.0}
+        from remote_payload.extract.worker import CaptureWorker
+        from vllm.v1.worker.cpu_worker import HIDDEN
+
+        plan = {
+            "seed": 0, "budget": 64, "chunk": 64, "seqs": 8, "preempt": 0.0, "step_s": 0.0, "kv_cache_dtype": "auto",
+            "quantization": None,
+        }  # fmt: skip
         self._options = SimpleNamespace(**{**plan, **json.loads(os.environ.get("CTL_STUB", "{}"))})
         config = SimpleNamespace(
             arguments=arguments,
             additional_config=arguments["additional_config"],
-            model_config=SimpleNamespace(quantization=None),
-            cache_config=SimpleNamespace(cache_dtype="auto"),
+            model_config=SimpleNamespace(
+                get_hidden_size=lambda: HIDDEN,
+                dtype=torch.float32,
+                enforce_eager=True,
+                quantization=self._options.quantization,
+            ),
+            cache_config=SimpleNamespace(cache_dtype=self._options.kv_cache_dtype),
+            parallel_config=SimpleNamespace(tensor_parallel_size=1, enable_expert_parallel=False),
         )
         self._worker = CaptureWorker(
             vllm_config=config, local_rank=0, rank=0, distributed_init_method="", is_driver_worker=True

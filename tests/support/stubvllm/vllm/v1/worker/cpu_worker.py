@@ -43,8 +43,7 @@ class CPUWorker:
     ) -> None:
         self.vllm_config, self.rank = vllm_config, rank
         self.device = torch.device("cpu")
-        self.parallel_config = SimpleNamespace(tensor_parallel_size=1)
-        self.model_config = SimpleNamespace(get_hidden_size=lambda: HIDDEN, dtype=torch.float32)
+        self.parallel_config, self.model_config = vllm_config.parallel_config, vllm_config.model_config
         self.rows: list[tuple[int, int]] = []
 
     def init_device(self) -> None:
@@ -60,4 +59,5 @@ class CPUWorker:
 
     def execute_model(self, scheduler_output: Any) -> None:
         if self.rows:
-            self._model(states(self.rows)[0])
+            last = self._model(states(self.rows)[0])
+            self.model_runner.execute_model_state = SimpleNamespace(hidden_states=last)

@@ -1,0 +1,127 @@
+"""The product's worker with parts of its work left out or altered between rounds, and a clock on each part."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType
+
+from remote_payload.extract import formats, store
+from remote_payload.extract.worker import CaptureWorker
+
+
+class _NoDigest:
+    """Takes sha256's place: what hashing costs is the difference."""
+
+    def __init__(self, data: bytes = b"") -> None: ...
+
+    def update(self, data: Any) -> None: ...
+
+    def hexdigest(self) -> str:
+        return "0" * 64
+
+
+class _NoHash:
+    sha256 = _NoDigest
+
+
+def _no_measure(block: torch.Tensor) -> torch.Tensor:
+    return torch.zeros((*block.shape[:2], store.STATISTICS), device=block.device)
+
+
+class VariantWorker(CaptureWorker):
+    """Named like the worker that it extends in `worker_cls`; `bench_variant` chooses what is altered."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._profiler: Any = None
+        self._left = 0
+        self._table = ""
+
+    def bench_variant(self, names: list[str]) -> None:
+        """Names: writers4, nohash, nomeasure, nowrite. What is not named is as in the product."""
+        writers = 4 if "writers4" in names else store.WRITERS
+        self._store._threads = ThreadPoolExecutor(writers, thread_name_prefix="ctl-writer")
+        formats.hashlib = _NoHash if "nohash" in names else hashlib  # type: ignore[attr-defined]
+        store.measure = _no_measure if "nomeasure" in names else MEASURE
+        store.publish = _no_publish if "nowrite" in names else PUBLISH
+        self._seconds.clear()
+
+    def bench_seconds(self) -> dict[str, float]:
+        """Return the seconds of the engine's thread by part, since the variant was chosen."""
+        return {name: round(seconds, 3) for name, seconds in self._seconds.items()}
+
+    def bench_profile(self, steps: int) -> None:
+        """Profile the next steps."""
+        self._left = steps
+        self._profiler = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        )
+        self._profiler.start()
+
+    def bench_table(self) -> str:
+        """Return the profiled steps: where the GPU's time went, and how much of it no kernel ran."""
+        return self._table
+
+    def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        output = self._timed("execute_model", super().execute_model, scheduler_output, *args, **kwargs)
+        if self._left and scheduler_output.total_num_scheduled_tokens:
+            self._left -= 1
+            if not self._left:
+                torch.cuda.synchronize()
+                self._profiler.stop()
+                self._table = _describe(self._profiler)
+        return output
+
+    def _keep_samples(self, *args: Any) -> None:
+        self._timed("keep", super()._keep_samples, *args)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        for name in ("open", "block", "copy", "finish", "check"):
+            method = getattr(self._store, name)
+            setattr(self._store, name, lambda *a, _n=name, _m=method: self._timed(_n, _m, *a))
+
+    def _timed(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        started = time.monotonic()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._seconds[name] += time.monotonic() - started
+
+
+MEASURE, PUBLISH = store.measure, store.publish
+
+
+def _no_publish(path: str, write: Any) -> tuple[int, str]:
+    return 0, "0" * 64
+
+
+def _describe(profiler: Any) -> str:
+    kernels = sorted(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in profiler.events()
+        if event.device_type == DeviceType.CUDA
+    )
+    table = str(profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=40, max_name_column_width=70))
+    if not kernels:
+        return table
+    first, last = kernels[0][0], max(end for _, end, _ in kernels)
+    busy, until = 0.0, first
+    gaps = []
+    for start, end, name in kernels:
+        if name.startswith("Memcpy DtoH"):
+            continue
+        if start > until:
+            gaps.append((start - until, name))
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+    longest = "\n".join(f"  {gap / 1e3:8.3f} ms before {name[:90]}" for gap, name in sorted(gaps)[-12:][::-1])
+    return f"wall {(last - first) / 1e3:.1f} ms, a kernel ran {busy / 1e3:.1f} ms; longest gaps:\n{longest}\n{table}"

@@ -1,0 +1,96 @@
+"""What `ctl clear` does: show an output folder, ask, have the host delete what was shown, and look again."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from controller import pipeline
+from controller.core.errors import ExitCode, RefusedError
+from controller.core.outputs import owned_output, planned_output
+from controller.stages import sweep
+from controller.stages.sweep import Folder
+from controller.ui.terminal import ask_yes_no, err_console, out_console
+from controller.workspace import Workspace, load_workspace
+from remote_payload.host.protocol import OwnedOutput, Stale
+
+
+def clear(
+    path: str | None, host: str | None, playbook: str | None, *, yes: bool, dry_run: bool, as_json: bool
+) -> ExitCode:
+    """Empty the output folder `path` of a host, or that of a playbook. Raises RefusedError, ConfigError."""
+    from controller.ui.output import print_folder, print_swept
+
+    workspace = load_workspace()
+    target = workspace.config.host(host)
+    output = _output(workspace, path, host, playbook)
+    with pipeline.host_context(target, ask=ask_yes_no) as ctx:
+        before = sweep.look(ctx, output)
+        only_shown = dry_run or before.is_empty
+        if not (only_shown and as_json):
+            # What is asked about is talk; where nothing follows, it is the answer.
+            console = out_console() if only_shown else err_console()
+            print_folder(console, target.name, before.output, before.listing)
+        sweep.refuse(before)
+        if only_shown:
+            return _answer(_document(target.name, before), as_json=as_json)
+        if not yes:
+            _confirm(before)
+        report, after = sweep.run(ctx, before, pipeline.new_run_id())
+    document = {
+        **_document(target.name, before),
+        "deleted_entries": report["deleted_entries"],
+        "deleted_bytes": report["deleted_bytes"],
+        "remaining": after.listing["entries"],
+    }
+    if not as_json:
+        print_swept(out_console(), document)
+    return _answer(document, as_json=as_json)
+
+
+def _output(workspace: Workspace, path: str | None, host: str | None, playbook: str | None) -> OwnedOutput:
+    target = workspace.config.host(host)
+    if path is not None:
+        return owned_output(
+            target, target.resolve(path), stale=Stale.CLEAR.value, adopt=False, reads=(), where="change the path"
+        )
+    planned = planned_output(target, workspace.playbook(playbook, target), adopt=False)
+    return {**planned, "stale": Stale.CLEAR.value}
+
+
+def _confirm(folder: Folder) -> None:
+    path, count = folder.output["path"], folder.output["entries"]
+    if not sys.stdin.isatty():
+        raise RefusedError(
+            f"{path} holds {count} entries, and nobody is there to confirm",
+            fix="add `--yes` to delete exactly what is listed",
+            code="confirmation-needed",
+        )
+    if not ask_yes_no(f"delete these {count:,} entries?"):
+        raise RefusedError("declined: nothing was deleted", code="declined")
+
+
+def _document(host: str, folder: Folder) -> dict[str, Any]:
+    listing = folder.listing
+    return {
+        "schema_version": 1,
+        "host": host,
+        "path": folder.output["path"],
+        "root": folder.output["root"],
+        "entries": listing["entries"],
+        "bytes": listing["bytes"],
+        "digest": listing["digest"],
+        "marker": listing["marker"],
+        "examples": listing["examples"],
+        "deleted_entries": 0,
+        "deleted_bytes": 0,
+        "remaining": listing["entries"],
+    }
+
+
+def _answer(document: dict[str, Any], *, as_json: bool) -> ExitCode:
+    if as_json:
+        from controller.ui.terminal import print_json
+
+        print_json(document)
+    return ExitCode.OK

@@ -1,0 +1,99 @@
+"""What `ctl run` and `ctl stacks` do, beside the pipeline that all runs share."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from controller.core import planner
+from controller.core.commandplan import make_playbook_command_plan
+from controller.core.errors import ExitCode, UsageError
+from controller.localfiles import local_files
+from controller.pipeline import Intention, open_run, stamp
+from controller.run import Run
+from controller.ui.stacks import print_stacks
+from controller.ui.terminal import ask_yes_no, out_console
+from controller.workspace import load_workspace
+
+STACKS_TIMEOUT_S = 300.0
+"""For all processes of a run; each has a shorter deadline on the host."""
+
+
+def plan_command(
+    host: str | None,
+    argv: Sequence[str],
+    *,
+    name: str | None,
+    cwd: str | None,
+    wait: bool,
+    tracebacks: bool,
+) -> Intention:
+    """Plan a run of any command without connecting. Raises UsageError, ConfigError."""
+    if not argv:
+        raise UsageError(
+            "no command given",
+            fix="write it after `--`: ctl run --host NAME -- python train.py; or name a command playbook",
+        )
+    workspace = load_workspace()
+    target = workspace.config.host(host)
+    plan = planner.make_command_plan(
+        target, argv, name=name or os.path.basename(argv[0]), cwd=cwd, tracebacks=tracebacks, **stamp()
+    )
+    return Intention(
+        plan=planner.with_queue(plan) if wait else plan,
+        host=target,
+        playbook=None,
+        secret_values=workspace.secret_values(target, None),
+        runs_dir=workspace.runs_dir,
+    )
+
+
+def plan_command_playbook(
+    host: str | None,
+    playbook: str,
+    extra: Sequence[str],
+    *,
+    stale: str | None,
+    adopt: bool,
+    allow: Sequence[str],
+    wait: bool,
+) -> Intention:
+    """Plan a command playbook with `extra` arguments, without connecting; every upload is read, for its hash.
+
+    Raises UsageError, ConfigError.
+    """
+    workspace = load_workspace()
+    target = workspace.config.host(host)
+    chosen = workspace.command_playbook(playbook)
+    uploads = local_files(chosen.uploads, workspace.cwd, chosen.origin) if chosen.uploads else None
+    plan = make_playbook_command_plan(
+        target, chosen, extra, upload=uploads.digest if uploads else None, stale=stale, adopt=adopt, **stamp()
+    )
+    return Intention(
+        plan=planner.with_queue(plan) if wait else plan,
+        host=target,
+        playbook=chosen,
+        secret_values=workspace.secret_values(target, chosen),
+        allow=tuple(allow),
+        runs_dir=workspace.runs_dir,
+        uploads=uploads,
+    )
+
+
+def stacks(run: Run) -> dict[str, Any]:
+    """Return {"processes": [{"pid", "rank", "process", "stacks" or "error"}]} of a living run's Python processes."""
+    ctx = run.context
+    return ctx.call_json("stacks", {"workdir": ctx.host["workdir"], "run_id": run.id}, timeout=STACKS_TIMEOUT_S)
+
+
+def show_stacks(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
+    """Print the stacks of a run's processes."""
+    with open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
+        found = stacks(run)["processes"]
+    if as_json:
+        print(json.dumps({"schema_version": 1, "run_id": run.id, "processes": found}, indent=1))
+    else:
+        print_stacks(out_console(), found)
+    return ExitCode.OK

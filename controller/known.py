@@ -1,0 +1,145 @@
+"""What a view is told of a run beside its events: ranks of GPUs, usual durations, signs of life, the cause."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from controller import diagnosis, history
+from controller.core.events import Event, parse_event
+from controller.core.tracebacks import Failure, FoldedFailure
+from controller.run import Run, load_plan
+from controller.runfolder import RunFolder
+from controller.stages.mirror import LOCAL_EVENTS
+from controller.ui.board import Diagnosed, Known
+from remote_payload.host.protocol import EndReason, Plan
+
+EARLIER_RUNS = 5
+"""Enough for a median, few enough to be read before the first frame."""
+
+_TIMED = ("stage", "step", "phase")
+
+
+def known_of(folder: RunFolder, plan: Plan | None = None, *, live: bool = True) -> Known:
+    """Return what is known of the run in a local folder; `live` is False for one that is replayed from it.
+
+    `plan` is for a run whose folder does not hold it yet.
+    """
+    plan = plan or load_plan(folder)
+    return Known(
+        title=plan["job"]["name"] if plan else "",
+        earlier=_earlier(folder) if live else (),
+        ranks=gpu_ranks(plan) if plan else {},
+        usual=usual_seconds(earlier_runs(plan)) if plan else {},
+        # The mirror's own times: a copied folder has those of its copying.
+        written=(lambda: written_at(folder)) if live else dict,
+        diagnose=lambda: _diagnosed(folder),
+    )
+
+
+class RunControls:
+    """What keys may do to a run that is being watched."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def detach(self) -> None:
+        """End the watch; the run goes on."""
+        self._run.detach()
+
+    def stop(self) -> str:
+        """Stop the run on its host, and return how that went. Raises CtlError."""
+        return self._run.stop().message
+
+
+def gpu_ranks(plan: Plan) -> dict[int, int]:
+    """Return the tensor-parallel rank of each GPU by its index in nvidia-smi; empty where that is not known.
+
+    vLLM gives rank i the i-th of the visible GPUs.
+    """
+    if not plan["host"]["gpus"] or not plan.get("extract"):
+        return {}
+    visible = plan["job"]["env"].get("CUDA_VISIBLE_DEVICES")
+    indices: Sequence[int] = range(plan["host"]["gpus"])
+    if visible:
+        words = [word.strip() for word in visible.split(",")]
+        if not all(word.isdecimal() for word in words):
+            return {}  # UUIDs: samples name GPUs by index only
+        indices = [int(word) for word in words]
+    extract = plan["extract"] or {}
+    size = int(extract["engine"].get("tensor_parallel_size") or len(indices))
+    return {index: rank for rank, index in enumerate(indices[:size])}
+
+
+def earlier_runs(plan: Plan) -> list[Path]:
+    """Return the folders of the latest successful runs of the same job on the same host, newest first."""
+    same = (
+        Path(entry.folder)
+        for entry in reversed(list(history.entries()))
+        if (entry.host, entry.name) == (plan["host"]["name"], plan["job"]["name"]) and entry.run_id != plan["run_id"]
+    )
+    return list(islice((folder for folder in same if _succeeded(folder)), EARLIER_RUNS))
+
+
+def usual_seconds(folders: Iterable[Path]) -> dict[str, float]:
+    """Return the median seconds of each stage, step and phase by name, over recorded runs."""
+    seconds: dict[str, list[float]] = {}
+    for folder in folders:
+        for path in (folder / "events").glob("*.jsonl"):
+            with open(path, "rb") as stream:
+                for line in stream:
+                    # Most lines are samples: parsing them all would take longer than the rest of a start.
+                    if b'"seconds"' in line and b'"done"' in line and (timed := _timed(line)):
+                        seconds.setdefault(timed[0], []).append(timed[1])
+    return {name: statistics.median(each) for name, each in seconds.items()}
+
+
+def written_at(folder: RunFolder) -> dict[int, float]:
+    """Return when each rank's ledger last grew here, in seconds since the epoch."""
+    times = {}
+    for path in (folder.path / "ledger").glob("rank-*.jsonl"):
+        rank = path.stem.removeprefix("rank-")
+        if rank.isdecimal():
+            times[int(rank)] = path.stat().st_mtime
+    return times
+
+
+def _earlier(folder: RunFolder) -> tuple[Event, ...]:
+    path = folder.path / "events" / LOCAL_EVENTS
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return tuple(event for event in map(parse_event, lines) if event is not None)
+
+
+def _timed(line: bytes) -> tuple[str, float] | None:
+    try:
+        record: dict[str, Any] = json.loads(line)
+        if record["type"] in _TIMED and record["status"] == "done":
+            return str(record["name"]), float(record["seconds"])
+    except (ValueError, KeyError, TypeError):
+        pass  # cut off, or of a newer version: it counts for nothing
+    return None
+
+
+def _succeeded(folder: Path) -> bool:
+    result = RunFolder(folder).read("result.json") or {}
+    return result.get("end_reason") == EndReason.SUCCEEDED.value
+
+
+def _diagnosed(folder: RunFolder) -> Diagnosed:
+    found = diagnosis.diagnose_run(folder)
+    if found.triage is None:
+        return Diagnosed(failures=found.failures)
+    cause, failures = found.triage, found.failures
+    if cause.traceback and not any(cause.traceback in each.first.traceback for each in failures):
+        # The events hold what the parent was told; what happened is in the log.
+        exc_type, _, message = cause.exception.partition(": ")
+        root = Failure(
+            source=cause.source, rank=cause.rank, exc_type=exc_type, message=message, traceback=cause.traceback,
+            where=cause.where,
+        )  # fmt: skip
+        failures = (FoldedFailure(first=root), *failures)
+    return Diagnosed(cause=cause.record(), failures=failures)

@@ -1,0 +1,69 @@
+"""What this workstation's disk refuses, in words: no room (`local-disk-full`), or no right (`local-unwritable`)."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from controller.core.errors import CopyFailed, LocalDiskError, RefusedError
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
+_NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
+"""The last three: a file stands where a folder is wanted, or the other way round."""
+
+_CODES = {**dict.fromkeys(_NO_ROOM, "local-disk-full"), **dict.fromkeys(_NO_RIGHT, "local-unwritable")}
+
+
+def disk_error(error: OSError) -> LocalDiskError | None:
+    """Explain a failed write of any file; None if it is something else (a socket, a missing program)."""
+    code = _CODES.get(error.errno or 0)
+    if code is None or (code == "local-unwritable" and error.filename is None):
+        return None
+    name = str(error.filename or "")
+    if code == "local-disk-full":
+        return LocalDiskError("this workstation has no room left", why=_why(error, name), fix="make room", code=code)
+    what = f"{name} cannot be written or read on this workstation"
+    return LocalDiskError(what, why=error.strerror or "", fix="correct the path or its permissions", code=code)
+
+
+@contextmanager
+def before_launch(runs_dir: Path) -> Iterator[None]:
+    """For the writing of a run's folder that nothing has been launched for: raises RefusedError."""
+    try:
+        yield
+    except OSError as error:
+        code = _CODES.get(error.errno or 0)
+        if code is None:
+            raise
+        fix = f"make room for {runs_dir}" if code == "local-disk-full" else f"make {runs_dir} a folder you may write"
+        raise RefusedError(
+            "the run's folder cannot be written on this workstation, so nothing was launched",
+            why=_why(error, str(runs_dir)),
+            fix=f"{fix}, or name another folder in CTL_RUNS_DIR",
+            code=code,
+        ) from error
+
+
+@contextmanager
+def copying(folder: Path) -> Iterator[None]:
+    """For the copy of a run that the host holds: raises CopyFailed; a later attach goes on from what is copied."""
+    try:
+        yield
+    except OSError as error:
+        code = _CODES.get(error.errno or 0)
+        if code is None or (code == "local-unwritable" and error.filename is None):
+            raise
+        remedy = "make room" if code == "local-disk-full" else f"make {folder.parent} a folder you may write"
+        raise CopyFailed(
+            f"the copy of run {folder.name} cannot be written on this workstation",
+            why=f"{_why(error, str(folder))}; the run itself is not affected, nothing of it is lost",
+            fix=f"{remedy}, then go on at the byte with `ctl attach {folder.name}`",
+            code=code,
+        ) from error
+
+
+def _why(error: OSError, place: str) -> str:
+    return f"{error.filename or place}: {error.strerror}".removeprefix(": ")

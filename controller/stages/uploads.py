@@ -1,0 +1,50 @@
+"""uploads: a command's files to the host, those only that it does not have. One round trip when nothing changed."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from controller.core.errors import CtlError
+from controller.localfiles import LocalFiles
+from controller.stages.base import Context
+from controller.stages.data import WRITE_TIMEOUT_S, read_answer
+from remote_payload.host.framing import pack_frame
+
+
+def run(ctx: Context, files: LocalFiles) -> int:
+    """Make sure that the host has the tree, and return the bytes sent.
+
+    Raises RemoteFailed (`upload-no-room`, `data-damaged`), ConnectionFailed, ConnectionLost; OSError if a file here
+    cannot be read any more.
+    """
+    started = time.monotonic()
+    what = f"{len(files.files)} files, {files.size:,} bytes"
+    ctx.emit("stage", name="uploads", status="started", text=what)
+    try:
+        changed, sent = _converse(ctx, files)
+    except CtlError as error:
+        ctx.emit("stage", name="uploads", status="failed", text=str(error))
+        raise
+    text = f"{what}: {changed} changed, {sent:,} bytes sent" if changed else f"{what}: already there"
+    ctx.emit("stage", name="uploads", status="done", text=text, seconds=round(time.monotonic() - started, 3))
+    return sent
+
+
+def _converse(ctx: Context, files: LocalFiles) -> tuple[int, int]:
+    """Return how many files travelled, and their bytes."""
+    process = ctx.transport.start(ctx.argv("uploads"))
+    try:
+        body = json.dumps({"files": list(files.files)}, separators=(",", ":")).encode()
+        process.write(pack_frame({"workdir": ctx.host["workdir"]}, body), timeout=WRITE_TIMEOUT_S)
+        wanted = [str(sha256) for sha256 in read_answer(process, "uploads")["missing"]]
+        sent = 0
+        if wanted:
+            for piece in files.pieces(wanted):
+                process.write(pack_frame({"end": False}, piece), timeout=WRITE_TIMEOUT_S)
+                sent += len(piece)
+            process.write(pack_frame({"end": True}), timeout=WRITE_TIMEOUT_S)
+        read_answer(process, "uploads")
+        return len(wanted), sent
+    finally:
+        process.close()

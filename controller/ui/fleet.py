@@ -1,0 +1,106 @@
+"""Several runs at once: a row each, one of which can be opened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from controller.core.runview import Contact
+from controller.ui.board import Snapshot
+from controller.ui.charts import bar
+from controller.ui.clean import clean
+from controller.ui.formats import bytes_text, count_text, duration_text, number_text, state_text
+from controller.ui.gauges import mean_util
+from controller.ui.glyphs import UNICODE, Glyphs
+from controller.ui.header import sign_of
+from controller.ui.keymap import UiState
+from controller.ui.stagelines import at_work, spinner
+
+BAR = 12
+STATE = 12
+"""Cells of a row's bar and of its state."""
+
+NUMBERED = 9
+"""Rows that a digit opens; the arrows reach all."""
+
+
+def fleet_lines(shots: Sequence[Snapshot], state: UiState, width: int, height: int, glyphs: Glyphs) -> list[Text]:
+    """Return a table of runs in at most `height` lines; where it is too long, the part around the cursor."""
+    lines = [_summary(shots, width), Text("")]
+    room = max(1, height - len(lines) - 1)
+    first = max(0, min(state.chosen - room // 2, len(shots) - room))
+    hosts = max((len(clean(shot.view.host)) for shot in shots), default=4)
+    for number, shot in enumerate(shots[first : first + room], start=first):
+        lines.append(
+            _row(number, shot, chosen=number == state.chosen, host_cells=min(20, hosts), width=width, glyphs=glyphs)
+        )
+    hidden = len(shots) - min(len(shots), room)
+    if hidden:
+        lines.append(Text(f"   {hidden} more: up and down", style="dim"))
+    return lines
+
+
+def _summary(shots: Sequence[Snapshot], width: int) -> Text:
+    ended = [shot for shot in shots if shot.view.end is not None]
+    failed = [shot for shot in ended if shot.view.end and shot.view.end.end_reason != "succeeded"]
+    words = [f"{len(shots)} runs", f"{len(shots) - len(ended)} under way"]
+    if ended:
+        words.append(f"{len(ended) - len(failed)} succeeded")
+    line = Text(" " + ", ".join(words), style="bold")
+    if failed:
+        line.append(f", {len(failed)} failed", style="bold red")
+    hint = "number or arrows and enter open one, d detaches"
+    return line.append("  " + hint, style="dim") if line.cell_len + len(hint) + 3 <= width else line
+
+
+def _row(number: int, shot: Snapshot, *, chosen: bool, host_cells: int, width: int, glyphs: Glyphs) -> Text:
+    view, progress = shot.view, shot.view.progress
+    sign, style = sign_of(view, glyphs)
+    stage = at_work(view)
+    state = clean(state_text(view))
+    if view.end is None and view.contact is not Contact.CONNECTED:
+        state, style = "out of reach", "yellow"
+    elif view.end is None and stage is not None:
+        state = clean(stage.name)
+        sign = spinner(shot.now, glyphs)
+    line = Text.assemble(
+        (" > " if chosen else "   ", "bold cyan"),
+        ((f"{number + 1} " if number < NUMBERED else "  "), "dim"),
+        (f"{sign} ", style),
+        (clean(view.host)[:host_cells].ljust(host_cells) + " ", "bold" if chosen else ""),
+        (state[:STATE].ljust(STATE + 1), style),
+    )
+    if progress is not None:
+        filled, rest = bar(progress.fraction, BAR, ascii_only=glyphs is not UNICODE)
+        share = "" if progress.fraction is None else f"{progress.fraction * 100:.0f} %"
+        line.append_text(Text.assemble((filled, "cyan"), (rest, "bright_black"), (share.rjust(6), "bold")))
+    else:
+        line.append(duration_text(view.elapsed_s(shot.now), running=True).ljust(BAR + 6), style="dim")
+    for text, cells, shade in _details(shot):
+        # What does not fit is left out; its place is kept where a later row may have it.
+        if line.cell_len + max(cells, len(text)) > width:
+            break
+        line.append(text.ljust(cells), style=shade)
+    return line
+
+
+def _details(shot: Snapshot) -> list[tuple[str, int, str]]:
+    """Return what a row says beyond its state, the most wanted first: text, cells, style."""
+    view, progress = shot.view, shot.view.progress
+    running = view.end is None
+    eta = view.eta_s if running else None
+    use = None
+    if running and view.samples:
+        latest = view.samples[-1]
+        use = mean_util(latest.gpus) if latest.gpus else latest.cpu_percent
+    rate = view.tokens_per_s if running else view.tokens_per_s_overall
+    failed = f"  {count_text(progress.failed)} failed" if progress and progress.failed else ""
+    return [
+        (failed, 0, "bold red"),
+        (f"  {duration_text(eta)} left" if eta else "", 18, ""),
+        (f"  {number_text(use, '%')} used" if use is not None else "", 12, ""),
+        (f"  {count_text(rate)} tokens/s" if rate is not None else "", 20, ""),
+        (f"  {bytes_text(progress.bytes)}" if progress is not None else "", 11, ""),
+        (f"  {clean(view.run)}", 0, "dim"),
+    ]

@@ -1,0 +1,15 @@
+"""What the parts of a frame share."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+LABEL = 9
+"""Cells of the column that names a row."""
+
+
+def spread(left: Text, right: Text, width: int) -> Text:
+    """Put one text at each end of a line; the left one gives way."""
+    space = width - right.cell_len
+    left.truncate(max(0, space - 1), overflow="ellipsis")
+    return Text.assemble(left, " " * max(1, space - left.cell_len), right)

@@ -1,0 +1,42 @@
+"""An output folder for a person: what it holds before it is cleared, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from controller.ui.clean import Encodable, clean, text
+from controller.ui.formats import bytes_text
+from controller.ui.glyphs import glyphs_for
+from controller.ui.tables import print_clear_list
+
+
+def print_folder(console: Console, host: str, output: Mapping[str, Any], listing: Mapping[str, Any]) -> None:
+    """Print an output folder: whose it is, what is in it, and the digest that a deletion is bound to."""
+    if not listing["exists"]:
+        _line(console, Text.assemble((clean(output["path"]), "bold"), f" does not exist on {clean(host)}"))
+        return
+    if not listing["entries"]:
+        _line(console, Text.assemble((clean(output["path"]), "bold"), f" is empty on {clean(host)}"))
+        return
+    print_clear_list(console, [output], {str(output["path"]): listing})
+    marker = listing.get("marker") or {}
+    if marker:
+        _line(console, text(f"  written by run {marker.get('run_id')} of {marker.get('owner')}", "dim"))
+    if listing.get("digest"):
+        _line(console, text(f"  digest {listing['digest']}", "dim"))
+
+
+def print_swept(console: Console, document: Mapping[str, Any]) -> None:
+    """Print what `ctl clear` deleted, as the host listed it again afterwards."""
+    sign = Text(glyphs_for(console.encoding).ok, style="bold green")
+    count = int(document["deleted_entries"])
+    amount = f"{count:,} {'entry' if count == 1 else 'entries'}, {bytes_text(document['deleted_bytes'])}"
+    _line(console, Text.assemble(sign, " ", (clean(document["path"]), "bold"), f": {amount} deleted; empty now"))
+
+
+def _line(console: Console, line: Text) -> None:
+    console.print(Encodable(line), soft_wrap=True)

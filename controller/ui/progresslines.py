@@ -1,0 +1,121 @@
+"""How far the samples are, what they came to, how fast, and whether the disk holds what is still to come."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from controller.core.runview import ProgressView, RunView, Status
+from controller.ui.board import Snapshot
+from controller.ui.charts import bar
+from controller.ui.clean import clean
+from controller.ui.formats import amount_text, bytes_text, count_text, duration_text
+from controller.ui.glyphs import UNICODE, Glyphs
+from controller.ui.layout import LABEL
+
+QUIET_SHOWN_S = 60.0
+"""Silence is mentioned from here on: loading shards and compiling graphs are often quiet for half a minute."""
+
+BAR_MAX = 80
+"""Cells; a longer bar says no more, and draws the eye from the figures behind it."""
+
+ROOMY_WIDTH = 90
+"""Columns from which on the disk has a line of its own."""
+
+
+def progress_lines(view: RunView, width: int, glyphs: Glyphs, *, roomy: bool) -> list[Text]:
+    """Return the bar, the figures and the disk; where there is little room the disk is one of the figures.
+
+    A disk that will be full before the last sample always has its line.
+    """
+    progress = view.progress
+    if progress is None:
+        return []
+    short = _disk_too_small(view)
+    own_line = view.disk_free is not None and view.end is None and (roomy or short)
+    lines = [_bar(view, progress, width, glyphs), _figures(view, progress, width, glyphs, disk=not own_line)]
+    if own_line:
+        lines.append(_disk(view, glyphs, short=short))
+    return lines
+
+
+def quiet_line(shot: Snapshot) -> list[Text]:
+    """Return a line on a silence that lasts."""
+    view = shot.view
+    if shot.quiet_s < QUIET_SHOWN_S or view.end is not None or not view.state:
+        return []
+    line = Text(" " * LABEL + f"no output for {duration_text(shot.quiet_s, running=True)}", style="yellow")
+    if view.phase is not None and view.phase.status is Status.STARTED:
+        line.append(f"; {clean(view.phase.name)} is under way", style="yellow")
+    return [line]
+
+
+def _bar(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs) -> Text:
+    done = amount_text(progress.done, progress.unit)
+    figures = f"{done}/{amount_text(progress.total, progress.unit)}"
+    if progress.total is None:
+        figures = f"{done} so far"
+    elif progress.fraction is not None:
+        figures += f"  {progress.fraction * 100:.0f} %"
+    eta = view.eta_s if view.end is None and progress.fraction != 1.0 else None
+    tail = Text("  " + figures + " ", style="bold")
+    if eta is not None:
+        tail.append(f"  {duration_text(eta)} left ", style="")
+    cells = min(BAR_MAX, max(4, width - LABEL - tail.cell_len - 1))
+    filled, rest = bar(progress.fraction, cells, ascii_only=glyphs is not UNICODE)
+    well = view.end is None or view.end.end_reason == "succeeded"
+    return Text.assemble(
+        (f" {clean(progress.unit)}".ljust(LABEL)[:LABEL], "dim"),
+        (filled, "cyan" if well else "red"),
+        (rest, "bright_black"),
+        tail,
+    )
+
+
+def _figures(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs, *, disk: bool) -> Text:
+    """What the samples came to. On a narrow terminal some give way; skipped and failed never do."""
+    running = view.end is None
+    now = view.tokens_per_s if running and progress.has_tokens else None
+    speed = view.bytes_per_s if running else None
+    figures = {
+        "now": "" if now is None else f"{count_text(now)} tokens/s",
+        "speed": "" if speed is None else f"{bytes_text(speed)}/s",
+        "overall": "",
+        "tokens": f"{count_text(progress.tokens)} tokens" if progress.has_tokens else "",
+        "bytes": bytes_text(progress.bytes) if progress.unit != "bytes" else "",
+        "disk": f"disk {bytes_text(view.disk_free)} left" if disk and running and view.disk_free is not None else "",
+        "skipped": f"{count_text(progress.skipped)} skipped" if progress.skipped else "",
+        "failed": f"{count_text(progress.failed)} failed" if progress.failed else "",
+    }
+    if view.tokens_per_s_overall is not None and progress.has_tokens:
+        figures["overall"] = f"{count_text(view.tokens_per_s_overall)}{'' if figures['now'] else ' tokens/s'} overall"
+    optional = ["overall", "tokens", "disk", "bytes", "speed"]
+    while LABEL + len(glyphs.separator.join(filter(None, figures.values()))) > width and optional:
+        figures[optional.pop(0)] = ""
+    styles = {"skipped": "yellow", "failed": "bold red"}
+    parts = [Text(figure, style=styles.get(name, "")) for name, figure in figures.items() if figure]
+    return Text.assemble(" " * LABEL, Text(glyphs.separator).join(parts))
+
+
+def _disk(view: RunView, glyphs: Glyphs, *, short: bool) -> Text:
+    still, full = _still_to_write(view), view.disk_full_s
+    parts = [f"{'too little room: ' if short else ''}{bytes_text(view.disk_free)} left"]
+    if still is not None:
+        parts.append(f"{bytes_text(still)} still to write")
+    if full is not None:
+        parts.append(f"full in {duration_text(full)} at this rate")
+    return Text.assemble(
+        (" disk".ljust(LABEL), "dim"), (glyphs.separator.join(parts), "bold yellow" if short else "")
+    )
+
+
+def _still_to_write(view: RunView) -> float | None:
+    """Bytes of the samples that are not done yet, if they are like those that are."""
+    progress = view.progress
+    if progress is None or progress.total is None or not progress.done:
+        return None
+    return max(0, progress.total - progress.done) * progress.bytes / progress.done
+
+
+def _disk_too_small(view: RunView) -> bool:
+    still = _still_to_write(view)
+    return still is not None and view.disk_free is not None and still > view.disk_free

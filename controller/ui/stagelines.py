@@ -1,0 +1,122 @@
+"""The stages of a run side by side with their times, and what the one at work does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from controller.core.runview import RunView, StageView, Status
+from controller.ui.board import Snapshot
+from controller.ui.clean import clean
+from controller.ui.formats import duration_text
+from controller.ui.glyphs import Glyphs
+from controller.ui.layout import LABEL
+
+SPIN_HZ = 4
+
+_STYLES = {Status.STARTED: "bold", Status.DONE: "", Status.FAILED: "bold red", Status.SKIPPED: "dim"}
+_GLYPH_STYLES = {Status.STARTED: "cyan", Status.DONE: "green", Status.FAILED: "bold red", Status.SKIPPED: "dim"}
+
+_DOES = {
+    "connect": "opening the connection",
+    "push": "sending the payload",
+    "preflight": "looking at the host; nothing is changed",
+    "confirm": "waiting for an answer",
+    "launch": "waiting for the supervisor's word",
+    "recheck": "looking at the GPUs once more",
+    "rehearse": "trying everything on a model cut from this one",
+    "clear": "clearing the output folder of what was shown",
+    "command": "the command runs",
+    "verify": "reading back what was written",
+    "data": "reading the data set",
+    "load": "loading the weights, then compiling",
+    "probe": "one short sample, to see what the model gives",
+    "canary": "comparing captured states with a reference",
+    "capture": "capturing hidden states",
+    "drain": "writing what is still in memory",
+    "canary-end": "comparing states once more at the end",
+}
+
+
+def stage_lines(shot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
+    """Return a line for the controller, the supervisor and the driver each, as far as they have begun."""
+    view = shot.view
+    spin = spinner(shot.now, glyphs)
+    rows = (("ctl", view.stages, shot.now), ("host", view.steps, shot.host_now), ("job", view.phases, shot.host_now))
+    return [
+        _flow(label, stages, width, at if view.ended is None else None, spin, glyphs)
+        for label, stages, at in rows
+        if stages
+    ]
+
+
+def work_line(shot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
+    """Return a line on the innermost stage at work: what it does, how far, and how long it usually takes.
+
+    On a narrow terminal the first gives way: the stage's name stands above.
+    """
+    stage = at_work(shot.view)
+    if stage is None or shot.view.end is not None:
+        return []
+    parts = [_DOES.get(stage.name, clean(stage.name))]
+    if stage.name == "load" and shot.shards is not None:
+        parts.append(f"{shot.shards[0]} of {shot.shards[1]} shards")
+    if (usual := shot.usual.get(stage.name)) is not None:
+        parts.append(f"usually {duration_text(usual)}")
+    if len(parts) > 1 and LABEL + len(glyphs.separator.join(parts)) > width:
+        del parts[0]
+    head = f" {spinner(shot.now, glyphs)} now".ljust(LABEL)
+    return [Text.assemble((head, "cyan"), glyphs.separator.join(parts))]
+
+
+def at_work(view: RunView) -> StageView | None:
+    """Return the innermost stage under way: of the driver, else of the supervisor, else of the controller.
+
+    The controller's watch is under way all the time, and says nothing.
+    """
+    for stages in (view.phases, view.steps, view.stages):
+        working = [stage for stage in stages if stage.status is Status.STARTED and stage.name != "watch"]
+        if working:
+            return working[-1]
+    return None
+
+
+def spinner(now: float, glyphs: Glyphs) -> str:
+    """Return the frame of the spinner at `now`."""
+    return glyphs.spinner[int(now * SPIN_HZ) % len(glyphs.spinner)]
+
+
+def _flow(label: str, stages: Sequence[StageView], width: int, now: float | None, spin: str, glyphs: Glyphs) -> Text:
+    """Draw stages side by side; where the row is too long, those that went well are counted instead."""
+    head = Text.assemble((f" {label}".ljust(LABEL), "dim"))
+    parts = [_stage(stage, now, spin, glyphs) for stage in stages]
+    for folded in range(len(parts)):
+        row = head.copy()
+        if folded:
+            seconds = sum(stage.seconds or 0.0 for stage in stages[:folded])
+            row.append_text(
+                Text.assemble((glyphs.ok, "green"), f" {folded} done ", (duration_text(seconds), "dim"), "  ")
+            )
+        row.append_text(Text("  ").join(parts[folded:]))
+        if row.cell_len <= width or stages[folded].status not in (Status.DONE, Status.SKIPPED):
+            break
+    told = [stage for stage in stages if stage.status in (Status.STARTED, Status.FAILED) and stage.text]
+    if told:
+        row.append("  " + clean(told[-1].text), style="dim")
+    return row
+
+
+def _stage(stage: StageView, now: float | None, spin: str, glyphs: Glyphs) -> Text:
+    sign = {Status.STARTED: spin, Status.DONE: glyphs.ok, Status.FAILED: glyphs.fail, Status.SKIPPED: glyphs.skip}
+    glyph = sign[stage.status]
+    seconds = stage.seconds
+    running = stage.status is Status.STARTED
+    if running and now is None:
+        glyph = glyphs.skip  # the run has ended: nothing turns any more
+    elif running and now is not None and stage.started is not None:
+        seconds = now - stage.started
+    part = Text.assemble((glyph, _GLYPH_STYLES[stage.status]), " ", (clean(stage.name), _STYLES[stage.status]))
+    if seconds is not None:
+        part.append(" " + duration_text(seconds, running=running), style="" if running else "dim")
+    return part

@@ -1,0 +1,89 @@
+"""A transport whose commands are forks of this process: the payload's verbs in milliseconds, hundreds of them.
+
+Only the start of a Python interpreter is saved. The verb reads a pipe, writes a pipe, locks and writes the same
+files, and the supervisors that it starts are processes like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from controller.core.errors import ConnectionFailed, ConnectionLost
+from controller.transport.base import Completed
+from remote_payload.host import main as payload
+
+DEADLINE_S = 60
+
+
+class ForkedTransport:
+    """`cut_sent` and `cut_received`: for each of the next commands, after how many bytes its line is cut (None: not).
+
+    A cut request reaches the host up to there and is followed by an end of file, as sshd passes a broken connection
+    on; a cut answer reaches the controller up to there, while the verb goes on to its end. `on_cut` is called each
+    time.
+    """
+
+    note = ""
+
+    def __init__(self) -> None:
+        self.cut_sent: list[int | None] = []
+        self.cut_received: list[int | None] = []
+        self.on_cut: Callable[[], None] = lambda: None
+        self.commands = 0
+        self.answers: list[bytes] = []
+        """What the verbs wrote whose answers were cut, whole."""
+
+    def connect(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None, timeout: float
+    ) -> Completed:
+        sent = self.cut_sent.pop(0) if self.cut_sent else None
+        received = self.cut_received.pop(0) if self.cut_received else None
+        self.commands += 1
+        code, output = run_verb(argv[-1], stdin if sent is None else stdin[:sent])
+        if sent is not None:
+            self.answers.append(output)
+            self.on_cut()
+            raise ConnectionFailed(f"cut by the test after {sent} bytes of the request")
+        if received is not None and received < len(output):
+            self.answers.append(output)
+            self.on_cut()
+            raise ConnectionLost(f"cut by the test after {received} bytes of the answer")
+        return Completed(code=code, stdout=output, stderr=b"")
+
+
+def run_verb(verb: str, request: bytes) -> tuple[int, bytes]:
+    """Run a verb of the payload in a fork, fed with `request`; return its exit code and what it wrote."""
+    request_read, request_write = os.pipe()
+    answer_read, answer_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        with contextlib.suppress(BaseException):
+            signal.alarm(DEADLINE_S)
+            os.dup2(request_read, 0)
+            os.dup2(answer_write, 1)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            os.closerange(3, 256)
+            sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115 - until _exit
+            sys.argv = [payload.__file__, verb]
+            code = payload.main()
+            sys.stdout.flush()
+        os._exit(code)
+    os.close(request_read)
+    os.close(answer_write)
+    with os.fdopen(request_write, "wb") as stream, contextlib.suppress(BrokenPipeError):
+        stream.write(request)
+    with os.fdopen(answer_read, "rb") as stream:
+        output = stream.read()
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status), output

@@ -1,0 +1,231 @@
+"""What every verb has in common: one form of error, examples in its help, quiet, verbose and dry runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from controller import app, commands
+from controller.cli import app as application
+from controller.core.errors import ExitCode, UsageError
+from controller.options import view_mode
+from controller.ui import terminal
+
+ROOT = Path(__file__).parents[1]
+
+HOSTS = """
+schema = 1
+[hosts.gpu1]
+address = "gpu1.example"
+python = "/opt/vllm/bin/python"
+workdir = "/root/ctl"
+output_roots = ["/data/out"]
+gpus = 8
+playbook = "eagle3-kimi-k2.5"
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "hosts.toml").write_text(HOSTS)
+    monkeypatch.chdir(tmp_path)
+    terminal.out_console.cache_clear()  # a process has one stdout; here each test has its own
+    terminal.err_console.cache_clear()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("CTL_HOST", "CTL_PLAYBOOK", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def leaves() -> list[tuple[str, Any]]:
+    group: Any = typer.main.get_command(application)
+    found = []
+    for name, each in group.commands.items():
+        below = getattr(each, "commands", None)
+        found += [(f"{name} {word}", leaf) for word, leaf in below.items()] if below else [(name, each)]
+    return found
+
+
+@pytest.mark.parametrize(("words", "command"), leaves())
+def test_every_verb_has_a_sentence_and_examples_of_itself(words: str, command: Any) -> None:
+    summary, _, examples = command.help.partition("\n\nExamples:\n")
+    assert summary.strip()
+    if not command.hidden:
+        assert examples.strip(), f"{words} has no examples"
+        assert all(line.strip().startswith(f"ctl {words}") for line in examples.splitlines())
+
+
+@pytest.mark.parametrize(("words", "command"), leaves())
+def test_every_option_is_explained(words: str, command: Any) -> None:
+    for parameter in command.params:
+        assert getattr(parameter, "hidden", False) or parameter.help, f"{words}: {parameter.name}"
+
+
+def test_examples_stand_before_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["stop", "--help"]) == 0
+    page = capsys.readouterr().out
+    assert page.index("Examples:") < page.index("Options")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "hint"),
+    [
+        (["extrct"], 2, "did you mean `extract`?"),
+        (["hosts", "lst"], 2, "did you mean `list`?"),
+        (["extract", "--hots", "gpu1"], 2, "did you mean `--host`?"),
+        (["stop", "--grace", "soon"], 2, "see `ctl stop --help`"),
+        (["ledger", "merge"], 2, "see `ctl ledger merge --help`"),
+        (["extract", "--progress", "jsn"], 2, "did you mean `json`?"),
+        (["plan", "--host", "gpu2"], 2, "did you mean `gpu1`?"),
+        (["plan", "--host", "gpu1", "--playbook", "eagle3-kimi"], 2, "did you mean `eagle3-kimi-k2.5`?"),
+        (["plan", "--host", "gpu1", "--stale", "claer"], 2, "did you mean `clear`?"),
+        (["plan", "--host", "gpu1", "--format", "specforg"], 2, "did you mean `specforge`?"),
+        (["help", "exit-code"], 2, "did you mean `exit-codes`?"),
+        (["attach", "none-such"], 2, "ctl ps --host HOST"),
+    ],
+)
+def test_a_mistake_is_answered_alike_as_text_and_as_json(
+    words: list[str], code: int, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run(words) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert hint in said.err
+    assert "Traceback" not in said.err
+    if words[0] != "help":
+        assert app.run([*words, "--json"]) == code
+        said = capsys.readouterr()
+        error = json.loads(said.out)["error"]
+        assert hint in error["fix"]
+        assert set(error) >= {"code", "what", "why", "fix"}
+
+
+def test_words_after_two_dashes_are_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["run", "--host", "nowhere", "--", "tool", "--json", "-v"]) == 2
+    said = capsys.readouterr()
+    assert (said.out, "unknown host" in said.err) == ("", True)
+
+
+def defect(*_: object, **__: object) -> None:
+    raise RuntimeError("something of our own")
+
+
+def test_a_defect_leaves_a_report_and_no_screen_of_frames(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "hosts", defect)
+    monkeypatch.setattr(sys, "argv", ["ctl", "hosts", "secret-word"])
+    assert app.run(["hosts", "list"]) == 1
+    said = capsys.readouterr().err
+    assert "unexpected RuntimeError: something of our own" in said
+    assert "Traceback" not in said
+    (report,) = (folder / ".local" / "state" / "ctl" / "defects").iterdir()
+    assert str(report) in said
+    assert report.stat().st_mode & 0o777 == 0o600
+    assert "in defect" in report.read_text()
+    assert "secret-word" not in report.read_text()
+
+
+def test_verbose_shows_the_frames_and_json_names_the_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "hosts", defect)
+    assert app.run(["hosts", "list", "-v", "--json"]) == 1
+    said = capsys.readouterr()
+    assert "Traceback" in said.err
+    assert Path(json.loads(said.out)["error"]["data"]["report"]).is_file()
+
+
+def test_an_interrupt_is_130_and_a_document_with_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "hosts", interrupted)
+    assert app.run(["hosts", "list", "--json"]) == 130
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("given", "view"),
+    [
+        ({}, "auto"),
+        ({"quiet": 1}, "none"),
+        ({"verbose": True}, "plain"),
+        ({"as_json": True}, "plain"),
+        ({"progress": "json", "quiet": 1}, "json"),
+        ({"progress": "json", "as_json": True}, "json"),
+    ],
+)
+def test_how_progress_is_shown(given: dict[str, Any], view: str) -> None:
+    assert view_mode(**{"progress": "auto", "quiet": 0, "verbose": False, "as_json": False, **given}) == view
+
+
+@pytest.mark.parametrize("given", [{"quiet": 1, "verbose": True}, {"quiet": 2, "as_json": True}, {"progress": "x"}])
+def test_contradictions_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        view_mode(**{"progress": "auto", "quiet": 0, "verbose": False, "as_json": False, **given})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["extract", "--host", "gpu1", "--output", "/data/out/k", "--dry-run"],
+        ["run", "--host", "gpu1", "--dry-run", "--", "nvidia-smi"],
+        ["rehearse", "--host", "gpu1", "--dry-run"],
+    ],
+)
+def test_a_dry_run_connects_nowhere_and_leaves_nothing(
+    folder: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if words[0] == "rehearse":
+        (folder / "hosts.toml").write_text(HOSTS.replace("/data/out", "/data/eagle3-training/hidden_states"))
+    assert app.run(words) == 0, capsys.readouterr()
+    assert "gpu1" in capsys.readouterr().out
+    assert not (folder / "ctl-runs").exists()
+
+
+def test_a_dry_run_on_the_server_is_a_preflight(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def preflight(intention: Any, *, as_json: bool) -> ExitCode:
+        asked.append(intention.host.name)
+        return ExitCode.REFUSED
+
+    monkeypatch.setattr(commands, "preflight", preflight)
+    assert app.run(["extract", "--host", "gpu1", "--output", "/data/out/k", "--dry-run=server"]) == 3
+    assert asked == ["gpu1"]
+
+
+def test_silence_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "--host", "gpu1", "--dry-run", "-qq", "--", "nvidia-smi"]
+    assert app.run(words) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "")
+
+
+def test_no_colour_beats_whatever_would_force_it(folder: Path) -> None:
+    forced = {"FORCE_COLOR": "1", "GITHUB_ACTIONS": "true", "NO_COLOR": "1", "TERM": "xterm-256color"}
+    for words in (["--help"], ["extrct"], ["hosts"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "controller", *words], cwd=folder, capture_output=True, timeout=60, check=False,
+            env={**forced, "PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        coloured = re.findall(rb"\x1b\[[0-9;]*m", done.stdout + done.stderr)
+        assert set(coloured) <= {b"\x1b[1m", b"\x1b[2m", b"\x1b[0m", b"\x1b[1;2m"}, words  # bold and faint
+
+
+def test_help_explains_verbs_and_topics(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["help", "hosts", "add"]) == 0
+    assert "ctl hosts add" in capsys.readouterr().out
+    assert app.run(["help"]) == 0
+    assert "exit-codes" in capsys.readouterr().out
