@@ -127,10 +127,12 @@ def convert(
     verbose: VerboseOption = False,
 ) -> ExitCode:
     """Write a run's samples anew in another trainer's format, on the host; refused where something would be lost."""
-    from controller import commands
+    from controller import commands, commandverbs
 
     view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
-    intention = commands.plan_convert(None if last else run_id, host, to=to, output=output, stale=stale, adopt=adopt)
+    intention = commandverbs.plan_convert(
+        None if last else run_id, host, to=to, output=output, stale=stale, adopt=adopt
+    )
     if dry_run:
         commands.show_plan(intention, as_json=as_json)
         return ExitCode.OK

@@ -43,12 +43,6 @@ def plan_rehearsal(host: str | None, playbook: str | None, *, capture: str | Non
     return pipeline.plan_rehearsal(load_workspace(), host, playbook, Overrides(capture=capture))
 
 
-def plan_convert(
-    run_id: str | None, host: str | None, *, to: str, output: str | None, stale: str, adopt: bool
-) -> Intention:
-    return pipeline.plan_convert(load_workspace(), run_id, host, to=to, output=output, stale=stale, adopt=adopt)
-
-
 def show_plan(intention: Intention, *, as_json: bool) -> None:
     from controller.payload import load_payload
     from controller.ui.tables import print_intention

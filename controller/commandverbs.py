@@ -1,4 +1,4 @@
-"""What `ctl run` and `ctl stacks` do, beside the pipeline that all runs share."""
+"""What `ctl run`, `ctl convert` and `ctl stacks` do, beside the pipeline that all runs share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from controller.core.commandplan import make_playbook_command_plan
 from controller.core.errors import ExitCode, UsageError
 from controller.localfiles import local_files
 from controller.pipeline import Intention, open_run, stamp
-from controller.run import Run
+from controller.run import Run, load_plan
+from controller.runfolder import find_run
 from controller.ui.stacks import print_stacks
 from controller.ui.terminal import ask_yes_no, out_console
 from controller.workspace import load_workspace
@@ -79,6 +80,34 @@ def plan_command_playbook(
         allow=tuple(allow),
         runs_dir=workspace.runs_dir,
         uploads=uploads,
+    )
+
+
+def plan_convert(
+    run_id: str | None,
+    host: str | None,
+    *,
+    to: str,
+    output: str | None,
+    stale: str,
+    adopt: bool,
+) -> Intention:
+    """Plan the conversion of an earlier run's files, on its host. Raises UsageError, ConfigError."""
+    workspace = load_workspace()
+    folder = find_run(workspace.runs_dir, run_id)
+    source = load_plan(folder)
+    if source is None:
+        raise UsageError(
+            f"{folder.path} holds no plan", fix=f"attach first: `ctl attach {folder.run_id} --host HOST`"
+        )
+    target = workspace.config.host(host or source["host"]["name"])
+    plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **stamp())
+    return Intention(
+        plan=plan,
+        host=target,
+        playbook=None,
+        secret_values=workspace.secret_values(target, None),
+        runs_dir=workspace.runs_dir,
     )
 
 

@@ -123,34 +123,6 @@ def _planned(
     )
 
 
-def plan_convert(
-    workspace: Workspace,
-    run_id: str | None,
-    host: str | None,
-    *,
-    to: str,
-    output: str | None,
-    stale: str,
-    adopt: bool,
-) -> Intention:
-    """Plan the conversion of an earlier run's files, on its host. Raises UsageError, ConfigError."""
-    folder = find_run(workspace.runs_dir, run_id)
-    source = load_plan(folder)
-    if source is None:
-        raise UsageError(
-            f"{folder.path} holds no plan", fix=f"attach first: `ctl attach {folder.run_id} --host HOST`"
-        )
-    target = workspace.config.host(host or source["host"]["name"])
-    plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **stamp())
-    return Intention(
-        plan=plan,
-        host=target,
-        playbook=None,
-        secret_values=workspace.secret_values(target, None),
-        runs_dir=workspace.runs_dir,
-    )
-
-
 def new_run_id(now: datetime | None = None) -> str:
     """Return an id that nothing has yet; `now` is in UTC."""
     return planner.new_run_id(now or datetime.now(UTC), secrets.token_bytes(3))

@@ -14,7 +14,8 @@ from rich.console import Console
 from support.reported import HOSTILE, write_run
 
 import controller
-from controller import acting, api, looking
+from controller import api
+from controller.cli import acting, looking  # `cli` registers all verbs in their order
 from controller.core.errors import RefusedError, UsageError
 from controller.core.finding import failed, passed
 from controller.documents import Findings, Ledger, Plan, Summary

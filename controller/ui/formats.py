@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 
 from controller.core.runview import EndView, RunView
 
@@ -149,3 +150,14 @@ def _decimals(value: float) -> int:
     if value >= 99.95:
         return 0
     return 1 if value >= 9.995 else 2
+
+
+def inline_text(value: object) -> str:
+    """Return a record on one line: `path /dev/shm/x, reason busy`."""
+    if isinstance(value, Mapping):
+        return ", ".join(
+            f"{key} {inline_text(each)}" for key, each in value.items() if each not in (None, "", [], {})
+        )
+    if isinstance(value, list | tuple):
+        return " ".join(inline_text(each) for each in value)
+    return str(value)

@@ -64,7 +64,7 @@ def _bar(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs) -> T
     filled, rest = bar(progress.fraction, cells, ascii_only=glyphs is not UNICODE)
     well = view.end is None or view.end.end_reason == "succeeded"
     return Text.assemble(
-        (f" {clean(progress.unit)}".ljust(LABEL)[:LABEL], "dim"),
+        (f" {clean(progress.unit)}"[: LABEL - 1].ljust(LABEL), "dim"),
         (filled, "cyan" if well else "red"),
         (rest, "bright_black"),
         tail,
@@ -75,13 +75,16 @@ def _figures(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs, 
     """What the samples came to. On a narrow terminal some give way; skipped and failed never do."""
     running = view.end is None
     now = view.tokens_per_s if running and progress.has_tokens else None
-    speed = view.bytes_per_s if running else None
+    written = progress.bytes > 0 or progress.unit == "samples"
+    speed = view.bytes_per_s if running and (written or progress.unit == "bytes") else None
+    # What a command says beside its count, a loss for example, stands first.
     figures = {
+        **{f"value {name}": f"{clean(name)} {clean(value)}" for name, value in progress.values.items()},
         "now": "" if now is None else f"{count_text(now)} tokens/s",
         "speed": "" if speed is None else f"{bytes_text(speed)}/s",
         "overall": "",
         "tokens": f"{count_text(progress.tokens)} tokens" if progress.has_tokens else "",
-        "bytes": bytes_text(progress.bytes) if progress.unit != "bytes" else "",
+        "bytes": bytes_text(progress.bytes) if written and progress.unit != "bytes" else "",
         "disk": f"disk {bytes_text(view.disk_free)} left" if disk and running and view.disk_free is not None else "",
         "skipped": f"{count_text(progress.skipped)} skipped" if progress.skipped else "",
         "failed": f"{count_text(progress.failed)} failed" if progress.failed else "",

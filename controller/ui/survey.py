@@ -60,6 +60,7 @@ def print_groups(console: Console, survey: Mapping[str, Any]) -> None:
         if left > 0:
             table.add_row("", "", Text(f"and {left} more", style="dim"), "", "", "")
     if table.row_count:
+        console.print()
         console.print(Encodable(table))
 
 

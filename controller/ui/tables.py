@@ -20,6 +20,7 @@ from controller.ui.formats import (
     count_text,
     duration_text,
     end_text,
+    inline_text,
     plural,
     state_word,
 )
@@ -153,7 +154,7 @@ def print_stop(console: Console, record: Mapping[str, Any]) -> None:
         parts.append(f"killed by force: {len(record['killed'])}")
     _print(console, Text("  " + "; ".join(part for part in parts if part)))
     for leftover in leftovers:
-        _print(console, Text.assemble(("  left: ", "yellow"), clean(_inline(leftover))))
+        _print(console, Text.assemble(("  left: ", "yellow"), clean(inline_text(leftover))))
 
 
 def print_ps(console: Console, host: str, listed: Mapping[str, Any], *, now: float | None = None) -> None:
@@ -181,7 +182,7 @@ def print_ps(console: Console, host: str, listed: Mapping[str, Any], *, now: flo
 def _lease(lease: Mapping[str, Any]) -> str:
     """Say who holds what, in one line; the whole record is in the JSON."""
     if not lease.get("run_id"):
-        return _inline(lease)
+        return inline_text(lease)
     process = lease.get("process") or {}
     words = f"{lease.get('resource')}: {lease.get('state')} by run {lease['run_id']} of {lease.get('user')}"
     beat = lease.get("heartbeat_age_s")
@@ -216,7 +217,7 @@ def print_config(console: Console, document: Mapping[str, Any]) -> None:
         _print(console, Text.assemble((f"{file['layer']:<8}", "dim"), text(file["path"]), (found, "dim")))
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name, value in document["values"].items():
-        grid.add_row(text(name, "bold"), text(_inline(value["value"])), text(value["origin"], "dim"))
+        grid.add_row(text(name, "bold"), text(inline_text(value["value"])), text(value["origin"], "dim"))
     _print(console, grid)
 
 
@@ -297,7 +298,7 @@ def _proof_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     rehearsal, canary = summary.get("rehearsal"), summary.get("canary")
     if isinstance(rehearsal, Mapping):
         line = Text(
-            f"layers {clean(_inline(rehearsal.get('layers')))} with {clean(rehearsal.get('weights'))} weights"
+            f"layers {clean(inline_text(rehearsal.get('layers')))} with {clean(rehearsal.get('weights'))} weights"
         )
         line.append("; not proven: " + clean(", ".join(map(str, rehearsal.get("not_proven") or ()))), style="dim")
         yield "rehearsal", line
@@ -352,15 +353,6 @@ def _age(run: Mapping[str, Any], now: float) -> str:
         return duration_text(now - datetime.fromisoformat(str(run["started"])).timestamp(), running=True)
     except (KeyError, ValueError):
         return UNKNOWN
-
-
-def _inline(value: object) -> str:
-    """Return a record on one line: `path /dev/shm/x, reason busy`."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_inline(each)}" for key, each in value.items() if each not in (None, "", [], {}))
-    if isinstance(value, list | tuple):
-        return " ".join(_inline(each) for each in value)
-    return str(value)
 
 
 def _sign(level: str, glyphs: Glyphs) -> tuple[str, str]:
