@@ -1,4 +1,4 @@
-"""What a job's process finds in its environment: the host's file, the plan, secrets, and its Python's folder first."""
+"""What a job finds in its environment: the host's file, the plan, secrets, and its Python's folder first."""
 
 from __future__ import annotations
 
