@@ -173,7 +173,7 @@ def _show(checkups: Sequence[Checkup], *, as_json: bool) -> None:
             print_error(checkup.error)
             continue
         findings = checkup.outcome.findings
-        if len(checkups) > 1:
-            findings = [finding for finding in findings if finding.level != "ok"]
+        if len(checkups) > 1 and all(finding.level == "ok" for finding in findings):
+            continue  # the table says it all
         print_findings(console, checkup.host, findings)
         print_took(console, checkup.outcome.seconds, checkup.outcome.section_seconds)

@@ -45,7 +45,7 @@ def setup(
     workspace = load_workspace()
     target = workspace.config.host(host)
     folder = environment_folder(target)  # before the host is asked: most mistakes are in hosts.toml
-    request = {"environment": folder, "base_python": wish.base_python or target.bootstrap_python}
+    request = {"python": target.python, "base_python": wish.base_python or target.bootstrap_python}
     with pipeline.host_context(target, ask=ask_yes_no) as ctx:
         found = ctx.call_json("environment", request)
     change = plan_change(target, wish, found)

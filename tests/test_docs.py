@@ -127,6 +127,22 @@ def problem_of(line: str) -> str:
     return ""
 
 
+def leaves(group: Any, words: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, f"{words}{name} ")
+        elif not command.hidden:
+            yield f"{words}{name}", command
+
+
+def test_every_verb_with_json_has_its_fields_documented() -> None:
+    page = (ROOT / "docs" / "json.md").read_text()
+    verbs = [
+        words for words, leaf in leaves(typer.main.get_command(app)) if any("--json" in p.opts for p in leaf.params)
+    ]
+    assert [verb for verb in verbs if f"\n## {verb}\n" not in page and f"`ctl {verb}`" not in page] == []
+
+
 def test_an_invented_option_would_be_noticed() -> None:
     assert problem_of("ctl extract --host gpu1 --fast") == "there is no --fast"
     assert problem_of("ctl hosts rent") == "there is no rent"

@@ -18,6 +18,15 @@ DEADLINE_S = 60.0
 
 RUN = "20260101-000000-abcdef"
 
+CASES = [
+    ("ctl ps --host tow", "tower1"),
+    ("ctl plan --playbook nightly", "nightly-kimi"),
+    ("ctl attach 2026", RUN),
+]
+"""What is typed before the tab key, and the whole word that is to stand there afterwards."""
+
+CLEAR_LINE = b"\x15"  # Ctrl-U
+
 HOSTS = """
 schema = 1
 [hosts.tower1]
@@ -54,63 +63,52 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def typed(folder: Path, shell: list[str], setup: str, line: str, expected: str) -> str:
-    """Type a line and the tab key into an interactive shell; return the screen once `expected` is on it."""
+def completes(folder: Path, shell: list[str], setup: str) -> None:
+    """Type each line and the tab key into an interactive shell, and wait for the whole word on its screen."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)
         os.execvpe(shell[0], shell, environment(folder))
-    screen = b""
     try:
         os.write(terminal, f"{setup}; echo re''ady\n".encode())
-        screen = _read_until(terminal, screen, b"ready")
-        os.write(terminal, f"{line}\t".encode())
-        screen = _read_until(terminal, b"", expected.encode())
+        _read_until(terminal, b"ready")
+        for line, expected in CASES:
+            os.write(terminal, f"{line}\t".encode())
+            _read_until(terminal, expected.encode())
+            os.write(terminal, CLEAR_LINE)
     finally:
         os.close(terminal)  # the shell gets a hangup, and ends
         os.waitpid(pid, 0)
-    return screen.decode(errors="replace")
 
 
-def _read_until(terminal: int, screen: bytes, wanted: bytes) -> bytes:
+def _read_until(terminal: int, wanted: bytes) -> None:
+    screen = b""
     deadline = time.monotonic() + DEADLINE_S
     while wanted not in screen:
         assert time.monotonic() < deadline, screen.decode(errors="replace")
         if select.select([terminal], [], [], 1.0)[0]:
             screen += os.read(terminal, 4096)
-    return screen
 
 
-CASES = [
-    ("ctl ps --host tow", "tower1"),
-    ("ctl plan --playbook nightly", "nightly-kimi"),
-    ("ctl attach 2026", RUN),
-]
-
-
-@pytest.mark.parametrize(("line", "expected"), CASES)
-def test_bash_completes_hosts_playbooks_and_runs(folder: Path, line: str, expected: str) -> None:
+def test_bash_completes_hosts_playbooks_and_runs(folder: Path) -> None:
     if shutil.which("bash") is None:
         pytest.skip("apt install bash")
-    setup = 'eval "$(_CTL_COMPLETE=source_bash ctl)"'
-    typed(folder, ["bash", "--norc", "--noprofile", "-i"], setup, line, expected)
+    completes(folder, ["bash", "--norc", "--noprofile", "-i"], 'eval "$(_CTL_COMPLETE=source_bash ctl)"')
 
 
-@pytest.mark.parametrize(("line", "expected"), CASES)
-def test_zsh_completes_hosts_playbooks_and_runs(folder: Path, line: str, expected: str) -> None:
+def test_zsh_completes_hosts_playbooks_and_runs(folder: Path) -> None:
     if shutil.which("zsh") is None:
         pytest.skip("apt install zsh")
     setup = 'autoload -Uz compinit; compinit -u; eval "$(_CTL_COMPLETE=source_zsh ctl)"'
-    typed(folder, ["zsh", "-f", "-i"], setup, line, expected)
+    completes(folder, ["zsh", "-f", "-i"], setup)
 
 
-@pytest.mark.parametrize(("line", "expected"), CASES)
-def test_fish_completes_hosts_playbooks_and_runs(folder: Path, line: str, expected: str) -> None:
+def test_fish_completes_hosts_playbooks_and_runs(folder: Path) -> None:
     if shutil.which("fish") is None:
         pytest.skip("apt install fish")
-    script = f"_CTL_COMPLETE=source_fish ctl | source; complete -C '{line}'"
+    asked = "; ".join(f"complete -C '{line}'" for line, _ in CASES)
     done = subprocess.run(
-        ["fish", "--no-config", "-c", script], cwd=folder, env=environment(folder), capture_output=True, text=True,
-        timeout=DEADLINE_S, check=True,
+        ["fish", "--no-config", "-c", f"_CTL_COMPLETE=source_fish ctl | source; {asked}"], cwd=folder,
+        env=environment(folder), capture_output=True, text=True, timeout=DEADLINE_S, check=True,
     )  # fmt: skip
-    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [expected]
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [expected for _, expected in CASES]

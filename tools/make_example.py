@@ -23,7 +23,7 @@ from tools.sshd import SshServer  # noqa: E402
 
 TARGET = CHECKOUT / "docs" / "example.ipynb"
 
-CELL_TIMEOUT_S = 900
+CELL_TIMEOUT_S = 280
 """For one cell, an engine start on two busy cores included."""
 
 NEUTRAL = "/home/you/project"

@@ -93,11 +93,6 @@ def _split(model: Path) -> None:
     (model / "model-00002-of-00002.safetensors").unlink()
 
 
-def _no_tokenizer(model: Path) -> None:
-    for path in (*model.glob("token*"), *model.glob("special*")):
-        path.unlink()
-
-
 def _remote_code(model: Path) -> None:
     _edit(
         "config.json", lambda c: c.update(auto_map={"AutoConfig": "configuration_new.NewConfig"}, model_type="new")
@@ -110,13 +105,6 @@ def _remote_code(model: Path) -> None:
 TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 FAULTY = "step(start(worker_cls='faulty.Worker'))"
 FAULTY_TWO = "step(start(worker_cls='faulty.Worker', tensor_parallel_size=2))"
-STATES = """
-class Worker(CPUWorker):
-    def load_model(self, *a, **k):
-        super().load_model(*a, **k)
-        self.model_runner.get_model().set_aux_hidden_state_layers((2, 4))
-        self.model_runner.use_aux_hidden_state_outputs = True
-"""
 
 SCENARIOS: dict[str, Scenario] = {
     "healthy": Scenario(script="step(start(tensor_parallel_size=2)); print('done')", env=TWO_RANKS),
@@ -229,27 +217,11 @@ if not os.fork():
 os.wait()
 """,
     ),
-    "tokenizer-missing": Scenario(
-        spoil=_no_tokenizer,
-        script="start(skip_tokenizer_init=False).generate('a text', SamplingParams(max_tokens=1))",
-    ),
     "remote-code": Scenario(spoil=_remote_code),
     "architecture": Scenario(spoil=_edit("config.json", lambda c: c.update(architectures=["NobodyForCausalLM"]))),
     "config-key": Scenario(spoil=_edit("config.json", lambda c: c.pop("num_attention_heads"))),
     "config-broken": Scenario(spoil=lambda model: os.truncate(model / "config.json", 100)),
     "engine-argument": Scenario(script="step(start(tensor_paralel_size=2))"),
-    "compile-cache": Scenario(
-        script="""
-if os.environ.get("FIRST"):
-    step(start(worker_cls="faulty.Worker", enforce_eager=False))
-else:
-    import subprocess
-    subprocess.run([sys.executable, __file__, sys.argv[1]], env={**os.environ, "FIRST": "1"}, check=True,
-                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    step(start(enforce_eager=False))
-""",
-        worker=STATES, env={"VLLM_CPU_CI_ENV": "1"},
-    ),
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ Names (all of them by default); each becomes a folder of OUT_DIR, except `chats.
 | qwen3-tiny               | dense, grouped-query attention, fused residual |
 | deepseek-v3-tiny         | MLA + MoE without a wrapper |
 | deepseek-v3-llama4-tiny  | the same weights with `llama_4_scaling` set: layers take one more argument |
+| deepseek-v3-deep-tiny    | the same kind with 24 layers, in shards of 20 MB with an index, as a real checkpoint has |
 | qwen3-moe-tiny           | grouped-query attention, every layer with experts |
 | llama-tiny               | dense, no norms of queries and keys |
 | mistral-sliding-tiny     | dense, attention within a window of 32 tokens |
@@ -48,6 +49,7 @@ CHAT_TEMPLATE = (
     "{% generation %}{{ message['content'] + ' <|end|>' }}{% endgeneration %}"
     "{% else %}{{ message['content'] + ' <|end|>' }}{% endif %}{% endfor %}"
 )
+DEEP_LAYERS = 24
 LAYERS = 8  # the smallest depth at which eagle3's [2, N//2, N-3, N] are four different boundaries
 MAX_POSITIONS = 1024
 
@@ -192,15 +194,20 @@ def deepseek(out: Path) -> None:
     _deepseek(out, {})
 
 
+def deepseek_deep(out: Path) -> None:
+    """Write deepseek-v3-deep-tiny."""
+    _deepseek(out, {}, {**MLA, "num_hidden_layers": DEEP_LAYERS}, max_shard_size="20MB")
+
+
 def deepseek_llama4(out: Path) -> None:
     """Write deepseek-v3-llama4-tiny: queries are scaled by their position, beginning at position 16."""
     _deepseek(out, {"llama_4_scaling": LLAMA_4_SCALING})
 
 
-def _deepseek(out: Path, extra: dict[str, Any]) -> None:
+def _deepseek(out: Path, extra: dict[str, Any], text: dict[str, Any] = MLA, **saving: Any) -> None:
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-    _seeded(DeepseekV3ForCausalLM(DeepseekV3Config(**MLA))).save_pretrained(out)
+    _seeded(DeepseekV3ForCausalLM(DeepseekV3Config(**text))).save_pretrained(out, **saving)
     config = json.loads((out / "config.json").read_text())
     # transformers drops `topk_method`; without it vLLM builds no router bias and fails at its tensor in the file.
     config.update(extra, topk_method=MLA["topk_method"], scoring_func=MLA["scoring_func"])
@@ -265,6 +272,7 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "qwen3-tiny": qwen,
     "deepseek-v3-tiny": deepseek,
     "deepseek-v3-llama4-tiny": deepseek_llama4,
+    "deepseek-v3-deep-tiny": deepseek_deep,
     "qwen3-moe-tiny": qwen_moe,
     "llama-tiny": llama,
     "mistral-sliding-tiny": mistral_sliding,

@@ -91,10 +91,10 @@ class Change:
 def environment_folder(host: Host) -> str:
     """Return the folder of the environment that the host's `python` is in. Raises ConfigError if it names none."""
     folder, bin_name = posixpath.split(posixpath.dirname(host.python))
-    if not host.python.startswith("/") or bin_name != "bin" or folder in ("/", "/usr", "/usr/local"):
+    if not host.python.startswith("/") or bin_name != "bin" or folder == "/":
         raise ConfigError(
             f"`python` of host `{host.name}` names no environment of its own: {host.python}",
-            why="packages would go into the system's Python",
+            why="that is FOLDER/bin/python, with its whole path",
             fix='write the Python of a folder that may be made: `python = "/opt/vllm/bin/python"`',
             code="no-environment",
         )
@@ -135,12 +135,12 @@ def plan_change(host: Host, wish: Wish, found: Mapping[str, Any]) -> Change:
     tool = _tool(wish, found, fresh=fresh) if fresh or lacking else ""
     steps = [*(_create(folder, wish, host, tool, found) if fresh else ())]
     if lacking:
-        steps += _install(folder, tool, found, wish, lacking, fresh=fresh, packages=packages)
+        steps += _install(host.python, tool, found, wish, lacking, fresh=fresh, packages=packages)
     check: Step = {
         "name": "check",
         "kind": "verify",
         "argv": [
-            host.bootstrap_python, "-m", "remote_payload.host.environment", "--environment", folder,
+            host.bootstrap_python, "-m", "remote_payload.host.environment", "--python", host.python,
             *(word for each in wanted for word in ("--expect", each.expected)), "--import", "vllm",
             *(("--cuda",) if build == "cuda" else ()),
         ],
@@ -229,7 +229,7 @@ def _create(folder: str, wish: Wish, host: Host, tool: str, found: Mapping[str, 
 
 
 def _install(
-    folder: str,
+    python: str,
     tool: str,
     found: Mapping[str, Any],
     wish: Wish,
@@ -238,7 +238,6 @@ def _install(
     fresh: bool,
     packages: Mapping[str, str],
 ) -> list[Step]:
-    python = f"{folder}/bin/python"
     pip = [found["uv"], "pip"] if tool == "uv" else [python, "-m", "pip"]
     target = ["--python", python] if tool == "uv" else []
     steps: list[Step] = []

@@ -124,14 +124,15 @@ class LiveView:
             self._wake.set()
             if self._ticker is not None:
                 self._ticker.join(timeout=5)
-            with self._lock:
-                self._state = replace(self._state, said="", confirming=False, typing=False)
+            if self._keys is not None:
+                self._keys.stop()
+            with suppress(OSError), self._lock:  # the terminal may be gone
                 if not self._halted:
+                    # What stays is the dashboard, or the table, whatever was looked at last.
+                    self._state = UiState(opened=None if len(self._boards) > 1 else 0)
                     self._paint(keys=False)
                     self._painter.leave()
                 self._halted = True
-            if self._keys is not None:
-                self._keys.stop()
             self._suspension.__exit__(exc_type, exc, trace)
 
     # ------------------------------------------------------------------------------------------ frames
@@ -163,17 +164,16 @@ class LiveView:
             )
 
     def _tick_on(self) -> None:
-        """Draw a frame every REFRESH_S, and one sooner after a key, yet never more often."""
-        due = time.monotonic()
+        """Draw a frame every REFRESH_S, never more often."""
         while not self._closed.is_set():
-            due = max(due + REFRESH_S, time.monotonic())
+            due = time.monotonic() + REFRESH_S
             with self._lock:
                 if not self._halted and self._on_screen():
                     try:
                         self._paint(keys=self._keys is not None and self._keys.running)
                     except OSError:
                         return  # the terminal is gone, or its reader; the run is watched all the same
-            self._closed.wait(due - time.monotonic())
+            self._closed.wait(max(0.0, due - time.monotonic()))
 
     def _paint(self, *, keys: bool) -> None:
         size = self._size()

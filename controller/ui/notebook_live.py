@@ -119,7 +119,9 @@ def live_html(view: RunView, tail: Sequence[LogLine], now: float) -> Markup:
     ]
     parts.append(facts([*rows, *_progress(view), *_devices(view)]))
     parts += [
-        tag("div", f"{notice.code}: {notice.text}", "warn") for notice in view.notices if notice.level == "warn"
+        tag("div", join([tag("span", notice.code, "warn"), escape(f": {notice.text}")]))
+        for notice in view.notices
+        if notice.level == "warn"
     ]
     parts += [
         join([tag("div", f"{failure.first.label}: {failure.first.summary}", "bad"), block(failure.first.traceback)])

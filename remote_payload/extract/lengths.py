@@ -43,6 +43,7 @@ def look(request: Mapping[str, Any]) -> Lengths | None:
     with tempfile.TemporaryDirectory(prefix="ctl-lengths-") as scratch:
         tokenizer = _tokenizer(request)
         if open_source(request["data"]).container == "jsonl":
+            tokenizer()  # before the clock starts: importing transformers can take longer than the measuring
             return measure(
                 request["data"],
                 _count_rendered(request, os.path.join(scratch, "line.jsonl"), tokenizer),

@@ -52,20 +52,22 @@ print("\\nctl-imported", json.dumps({"modules": found, "torch_cuda": cuda}))
 
 
 def look(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
-    """Verb `environment`: {"environment": folder, "base_python": word} -> one JSON object.
+    """Verb `environment`: {"python": its path, BIN in FOLDER/BIN, "base_python": word} -> one JSON object.
 
     {"path", "state" ("absent", "empty", "venv", "conda", "system", "broken" or "foreign"), "version", "packages":
     {normalised name: version}, "pip", "error", "base": {"python", "version", "ensurepip", "error"}, "uv" (a path or
     null), "free" (bytes), "users": [{"pid", "command"}]}. `users` are the processes that run from the environment.
     """
-    check_record(request, {"environment": str, "base_python": str}, "environment request")
-    path = request["environment"]
+    check_record(request, {"python": str, "base_python": str}, "environment request")
+    path = folder_of(request["python"])
+    found = _environment(request["python"])
     answer = {
-        **_environment(path),
+        **found,
         "base": _base(request["base_python"]),
         "uv": find_uv(),
         "free": _free(path),
-        "users": _users(path),
+        # Of a system's Python that would be half the host, and it is not changed anyway.
+        "users": [] if found["state"] == "system" else _users(path),
     }
     out.write(json.dumps(answer).encode() + b"\n")
     return 0
@@ -82,7 +84,13 @@ def find_uv() -> Optional[str]:
     return shutil.which("uv", path=os.pathsep.join(places))
 
 
-def _environment(path: str) -> Dict[str, Any]:
+def folder_of(python: str) -> str:
+    """Return the environment of `FOLDER/bin/python`."""
+    return os.path.dirname(os.path.dirname(python))
+
+
+def _environment(python: str) -> Dict[str, Any]:
+    path = folder_of(python)
     answer: Dict[str, Any] = {
         "path": path, "state": "absent", "version": None, "packages": {}, "pip": False, "error": None,
     }  # fmt: skip
@@ -94,7 +102,6 @@ def _environment(path: str) -> Dict[str, Any]:
     if not names:
         return {**answer, "state": "empty"}
     venv, conda = "pyvenv.cfg" in names, "conda-meta" in names
-    python = os.path.join(path, "bin", "python")
     found = _ask(python)
     if "error" in found:
         return {**answer, "state": "broken" if venv else "foreign", "error": found["error"]}
@@ -172,15 +179,15 @@ def _users(path: str) -> List[Dict[str, Any]]:
 def main() -> int:
     """Prove that the environment holds what was asked for, write verify.json, and return the exit code."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--environment", required=True)
+    parser.add_argument("--python", required=True, help="of the environment")
     parser.add_argument("--expect", action="append", default=[], metavar="NAME[==VERSION]")
     parser.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE")
     parser.add_argument("--cuda", action="store_true", help="torch must be a CUDA build")
     asked = parser.parse_args()
     paths = RunPaths(os.environ["CTL_RUN_DIR"])
     events = EventWriter(paths.events, "driver", os.path.basename(paths.folder), os.environ.get("CTL_HOST", ""))
-    found = _environment(asked.environment)
-    imported = _import(asked.environment, asked.modules) if found["version"] else {}
+    found = _environment(asked.python)
+    imported = _import(asked.python, asked.modules) if found["version"] else {}
     problems = list(_problems(asked, found, imported))
     for problem in problems:
         events.emit("problem", **problem)
@@ -192,27 +199,27 @@ def main() -> int:
         paths.verify,
         {
             "environment": {
-                "path": asked.environment, "python": found["version"], "packages": packages,
+                "path": found["path"], "python": found["version"], "packages": packages,
                 "torch": found["packages"].get("torch"), "torch_cuda": imported.get("torch_cuda"),
             },
         },
     )  # fmt: skip
     if not problems:
-        print("ctl: %s holds %s" % (asked.environment, ", ".join("%s %s" % each for each in packages.items())))
+        print("ctl: %s holds %s" % (found["path"], ", ".join("%s %s" % each for each in packages.items())))
     return 1 if problems else 0
 
 
 def _problems(asked: argparse.Namespace, found: Dict[str, Any], imported: Dict[str, Any]) -> List[Dict[str, str]]:
     again = "read the log of the install step: `ctl logs --last`; then `ctl hosts setup` again"
     if found["version"] is None:
-        what = "the environment %s does not work" % asked.environment
+        what = "the environment %s does not work" % found["path"]
         return [{"code": "environment-broken", "what": what, "why": str(found["error"]), "fix": again}]
     problems = []
     for expected in asked.expect:
         name, _, version = expected.partition("==")
         have = found["packages"].get(name)
         if have is None or (version and not same_version(have, version)):
-            what = "%s is not in %s" % (expected, asked.environment)
+            what = "%s is not in %s" % (expected, found["path"])
             why = "it has %s %s" % (name, have) if have else "no %s at all" % name
             problems.append({"code": "package-missing", "what": what, "why": why, "fix": again})
     if "error" in imported:
@@ -226,14 +233,14 @@ def _problems(asked: argparse.Namespace, found: Dict[str, Any], imported: Dict[s
     return problems
 
 
-def _import(environment: str, modules: List[str]) -> Dict[str, Any]:
+def _import(python: str, modules: List[str]) -> Dict[str, Any]:
     """Import modules in the environment and return {"modules", "torch_cuda"}, or {"error"}."""
     if not modules:
         return {}
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(
-            [os.path.join(environment, "bin", "python"), "-B", "-c", _IMPORT, *modules],
+            [python, "-B", "-c", _IMPORT, *modules],
             stdin=subprocess.DEVNULL, capture_output=True, timeout=IMPORT_TIMEOUT_S, check=False, cwd="/",
             env=environ,
         )  # fmt: skip

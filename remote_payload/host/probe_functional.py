@@ -23,6 +23,10 @@ from remote_payload.host.sections import Note
 STEPS = ("import", "context", "matmul", "group", "all-reduce")
 
 OUTPUT_LIMIT = 1 << 20
+LOOK_S = 0.5
+REAP_S = 0.5
+"""A killed process is gone within milliseconds, or stuck."""
+
 STDERR_KEPT = 4000
 """Characters of a rank's stderr that are reported: its end, where NCCL and Python say why."""
 
@@ -54,6 +58,8 @@ def probe_functional(
     finally:
         for process in processes:
             process.kill()
+        for process in processes:
+            process.reap()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -93,6 +99,12 @@ class _Rank:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)  # our own child, not yet reaped: its pid cannot be another's
 
+    def reap(self) -> None:
+        try:
+            self.process.wait(REAP_S)
+        except subprocess.TimeoutExpired:
+            return  # stuck in the driver: waiting would pass its hang on to us
+
     def record(self) -> Dict[str, Any]:
         record: Dict[str, Any] = {
             "rank": self.rank, "uuid": self.uuid, "steps": {}, "at": None, "hung": False, "error": None, "stderr": "",
@@ -129,7 +141,8 @@ def _follow(ranks: List[_Rank], deadline: float) -> None:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            for key, _ in selector.select(left):
+            # In slices: a rank that failed closes its output a moment before it can be seen to have ended.
+            for key, _ in selector.select(min(left, LOOK_S)):
                 if not key.data.take():
                     selector.unregister(key.fileobj)
             if any(rank.process.poll() not in (None, 0) for rank in ranks):

@@ -19,12 +19,9 @@ import io
 import json
 import os
 import re
-import shutil
 import stat
 import struct
 import sys
-import tarfile
-import tempfile
 import time
 from typing import Any, BinaryIO, Dict, Iterator, Tuple
 
@@ -154,6 +151,8 @@ def unpack(archive: bytes, folder: str, manifest: Dict[str, str]) -> None:
     Raises ReceiveError for a link or special file, for a name that the manifest does not have (an absolute one, one
     with `..`), for missing or different contents.
     """
+    import tarfile
+
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
             for entry in tar:
@@ -194,6 +193,8 @@ def install(staging: str, target: str, manifest: Dict[str, str]) -> None:
 
 def sweep(payloads: str) -> None:
     """Remove staging folders that a killed push left more than a day ago."""
+    import shutil
+
     for name in os.listdir(payloads):
         path = os.path.join(payloads, name)
         if name.startswith(_STAGING) and time.time() - os.lstat(path).st_mtime > _STALE_S:
@@ -210,6 +211,10 @@ def receive(workdir: str, digest: str, stdin: BinaryIO, stdout: BinaryIO) -> Non
     if is_complete(target, digest):
         _answer(stdout, {"have": True, "path": target})
         return
+    # Loaded here and in what is called from here: an unchanged payload is asked for by every verb, and needs neither.
+    import shutil
+    import tempfile
+
     _answer(stdout, {"have": False})
     request, _body = read_frame(stdin)
     manifest = request["manifest"]

@@ -109,6 +109,7 @@ def test_layers_that_could_not_be_read_are_a_warning() -> None:
 
 def test_no_vllm_and_no_section_say_nothing() -> None:
     report = copy.deepcopy(REPORT)
+    del report["sections"]["capability"]
     assert list(check_capability(report, PLAN)) == []
     report["sections"]["capability"] = {"ok": True, "seconds": 0.1, "data": {"package": None}}
     assert list(check_capability(report, PLAN)) == []

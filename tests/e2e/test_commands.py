@@ -39,6 +39,8 @@ def test_a_failed_run_names_its_cause_with_the_place_in_its_log(project: Project
     document = project.json("summary", "--last")
     assert document["triage"]["code"] == "topk-method"
     assert document["triage"]["evidence"][0]["segment"] == "log/000001.log"
+    kept = project.root / "ctl-runs" / document["run_id"] / "summary.json"
+    assert json.loads(kept.read_text())["triage"] == document["triage"]
     assert "topk-method" in project.ctl("summary", "--last").stdout
     shown = project.ctl("logs", "--last", "--problem")
     assert "KeyError: 'layers.2.mlp.gate.e_score_correction_bias'" in shown.stdout

@@ -52,6 +52,7 @@ def runs(project: Project) -> tuple[str, str]:
     [
         ("summary", ["summary", "RUN"], 0),
         ("ps", ["ps", "--host", "demo"], 0),
+        ("report", ["report", "RUN"], 0),
         ("stop", ["stop", "RUN"], 0),
         ("preflight", ["preflight", "--host", "demo", "--stale", "clear"], None),
         ("hosts test", ["hosts", "test", "demo"], 0),

@@ -63,6 +63,25 @@ def test_kimi_is_rehearsed_on_its_own_weights(rehearsed: tuple[Run, Path]) -> No
 
 
 @pytest.mark.engine
+@pytest.mark.slow
+def test_three_layers_of_a_deep_checkpoint_in_shards_are_rehearsed(rehearse: Any, model: Any) -> None:
+    source = model("deepseek-v3-deep-tiny")
+    assert len(list(source.glob("model-*.safetensors"))) > 4
+    run = rehearse(source)
+    assert run.code == 0, run.log[-4000:]
+    result = json.loads((run.folder / "rehearsal.json").read_text())
+    assert (result["weights"], result["layers"], result["boundaries"]) == ("cut", [0, 1, 2], [1, 2, 3])
+    whole = sum(path.stat().st_size for path in source.glob("model-*.safetensors"))
+    assert 0 < result["copied_bytes"] + result["linked_bytes"] < whole // 3
+    assert result["canary"]["figures"]["identity"] >= 0.99
+    assert result["canary"]["figures"]["logits"] == 1.0
+    assert set(result["canary"]["figures"]["boundary"]) == {"1", "2", "3"}  # against the hooks' own
+    # What compiles in the first steps is told apart from the load.
+    assert result["first_steps_s"] > 0
+    assert 0 < result["load_s"] < result["seconds"]
+
+
+@pytest.mark.engine
 def test_a_rehearsal_leaves_nothing_but_its_result(rehearsed: tuple[Run, Path]) -> None:
     run, _ = rehearsed
     assert not (run.folder / "rehearsal").exists()

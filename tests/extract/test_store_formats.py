@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from remote_payload.extract.formats import format_named
+from remote_payload.extract.admission import SAMPLE_OVERHEAD_BYTES, SPAN_BYTES, Room
+from remote_payload.extract.dataset import Sample
+from remote_payload.extract.formats import SCALE_BYTES, format_named
 from remote_payload.extract.quantize import ROWS, from_fp8, to_fp8
 from remote_payload.extract.store import SampleStore
 from remote_payload.host.files import read_lines
@@ -23,7 +25,8 @@ HIDDEN = 8
 
 def make_store(folder: Path, form: str, dtype: torch.dtype, **options: Any) -> SampleStore:
     def metadata(buffer: Any, states: Any, digest: str) -> dict[str, str]:
-        return {"index": str(buffer.index), "states": json.dumps(states), "final_norm": "true"}
+        told = {"index": str(buffer.index), "states": json.dumps(states), "final_norm": "true"}
+        return told if buffer.loss_spans is None else {**told, "loss_spans": json.dumps(buffer.loss_spans)}
 
     return SampleStore(
         output=str(folder / "out"), form=format_named(form), boundaries=(2, 4), hidden=HIDDEN, dtype=dtype,
@@ -93,6 +96,43 @@ def test_a_sample_larger_than_the_pool_is_streamed_in_every_format(tmp_path: Pat
     else:
         assert bytes(sample.hidden) == states.cpu().numpy().tobytes()
         assert list(sample.loss_mask) == [0, 1, 1, *[0] * 97]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("form", "fp8"),
+    [
+        ("speculators", False),
+        ("speculators", True),
+        ("speculators-0.3", False),
+        ("specforge", False),
+        ("modelopt", False),
+    ],
+)
+def test_a_file_takes_no_more_than_is_reserved_for_it(tmp_path: Path, form: str, fp8: bool, streamed: bool) -> None:
+    """Every second token counts, which makes the longest description; streamed rows lie on the disk twice where
+    the file's head cannot go before them."""
+    tokens, dtype = 3000, torch.float8_e4m3fn if fp8 else torch.float32
+    row = 2 * HIDDEN * dtype.itemsize
+    buffer_bytes = 16 * row if streamed else 2 * tokens * row
+    store = make_store(tmp_path, form, dtype, buffer_bytes=buffer_bytes)
+    sample = Sample(index=3, token_ids=list(range(tokens)), loss_mask=b"\0\1" * (tokens // 2))
+    buffer = store.open(sample.index, sample.token_ids, sample.loss_spans())
+    assert buffer is not None
+    assert (buffer.spill is not None) == streamed
+    states = torch.randn(tokens, 2, HIDDEN, device=DEVICE)
+    assert store.copy(store.block(list(states.unbind(1)), [(0, tokens)]), [(buffer, 0, tokens)]) == []
+    store.finish(buffer)
+    store.drain()
+    (line,) = read_lines(str(tmp_path / "rank-0.jsonl"))
+    shape = format_named(form)
+    room = Room(
+        output=str(tmp_path), ranks=1, row_bytes=store.row_bytes, buffer_bytes=buffer_bytes,
+        side_bytes=shape.side_bytes + (SCALE_BYTES if fp8 else 0), rewrites=shape.head is None or fp8,
+    )  # fmt: skip
+    twice = tokens * row if streamed and room.rewrites else 0
+    assert line["bytes"] + twice <= room.file_bytes(sample)
+    assert room.file_bytes(sample) <= line["bytes"] + twice + SAMPLE_OVERHEAD_BYTES + tokens * SPAN_BYTES
 
 
 def test_quantising_in_pieces_changes_nothing() -> None:

@@ -22,7 +22,7 @@ from remote_payload.host.protocol import ProtocolError
 
 def looked(path: Path, base: str = sys.executable) -> dict[str, Any]:
     out = io.BytesIO()
-    assert look({"environment": str(path), "base_python": base}, b"", out) == 0
+    assert look({"python": str(path / "bin" / "python"), "base_python": base}, b"", out) == 0
     answer: dict[str, Any] = json.loads(out.getvalue())
     return answer
 
@@ -61,6 +61,12 @@ def test_what_is_no_working_environment(tmp_path: Path) -> None:
     half = looked(tmp_path / "half")
     assert (half["state"], half["error"]) == ("broken", "cannot load libpython")
     assert "No such file" in looked(tmp_path / "absent", base="/nowhere/python3")["base"]["error"]
+
+
+def test_a_systems_python_is_seen_as_one() -> None:
+    found = looked(Path(sys.base_prefix))
+    assert (found["state"], found["users"]) == ("system", [])
+    assert found["version"]
 
 
 def test_who_runs_from_an_environment_is_named(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.probing import quiet
 
+from remote_payload.host import probe_lengths as probe_lengths_module
 from remote_payload.host.lengths import count_ids, measure
 from remote_payload.host.probe_data import probe_data
 from remote_payload.host.probe_lengths import probe_lengths
@@ -70,7 +71,8 @@ def test_few_chats_have_a_bound_and_need_no_tokenizer(tmp_path: Path) -> None:
     assert (found["how"], found["samples"], found["tokens"]) == ("bound", 12, 600)
 
 
-def test_many_chats_are_rendered_by_the_environment(tmp_path: Path) -> None:
+def test_many_chats_are_rendered_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_lengths_module, "START_S", 200.0)  # on a busy machine transformers takes a minute
     model = tiny_models.write("kimi-k25-tiny", tmp_path)
     path = tmp_path / "chats.jsonl"
     tiny_models.chats(path, count=12)

@@ -19,7 +19,7 @@ from typing import Self
 
 import pyte
 
-PATIENCE_S = 12.0
+PATIENCE_S = 60.0
 """For anything to appear: two busy cores start Python in seconds."""
 
 

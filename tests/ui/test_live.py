@@ -13,7 +13,7 @@ from support.recorded import HOST, LOG, RUN, START, failing, finished, healthy, 
 from controller.core.events import Event
 from controller.ui.board import Diagnosed, Known, RunBoard
 from controller.ui.live import LiveView
-from controller.ui.painter import Painter, ansi
+from controller.ui.painter import SYNC_ON, Painter, ansi
 
 
 class Clock:
@@ -95,6 +95,17 @@ def test_only_lines_that_changed_are_written_again() -> None:
     painter.paint(view.frame(60, 20), (60, 20))  # a new size clears what the terminal made of the old lines
     assert "\x1b[H\x1b[J" in paper.getvalue()[first:]
     assert before[0] != paper.screen(60, 20)[0]
+
+
+def test_there_are_at_most_four_frames_a_second() -> None:
+    paper = Paper()
+    began = time.monotonic()
+    with live(paper) as view:
+        board = board_of(view, healthy().events)
+        while time.monotonic() < began + 1.5:
+            board.log(b"line\n" * 1000)
+            view.press("w")
+    assert 2 <= paper.getvalue().count(SYNC_ON) <= 4 * (time.monotonic() - began) + 2  # the first, and the last
 
 
 def test_colours_survive_the_short_way_to_the_terminal() -> None:
