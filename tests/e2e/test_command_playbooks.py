@@ -160,8 +160,8 @@ def test_a_draft_is_trained_on_what_was_extracted(project: Project) -> None:
     )
     trained = project.ctl(
         "run", name, "--host", "demo", "--", "--draft-attn-impl", "eager", "--loss-implementation", "eager",
-        "--total-seq-len", "128", "--num-workers", "0", "--epochs", "2", "--max-steps", "16",
-        "--scheduler-type", "none",
+        "--total-seq-len", "128", "--num-workers", "0", "--epochs", "3", "--max-steps", "16",
+        "--scheduler-type", "none", "--lr", "3e-3",
     )  # fmt: skip
     log = project.ctl("logs", "--last").stdout
     assert trained.returncode == 0, trained.stderr[-3000:] + log[-3000:]
