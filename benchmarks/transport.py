@@ -27,7 +27,7 @@ from pathlib import Path
 import paramiko
 
 from benchmarks.delayline import DelayLine
-from controller import pipeline
+from controller import lookup, pipeline
 from controller.commandverbs import plan_command
 from controller.core.events import Event
 from controller.payload import load_payload
@@ -256,7 +256,7 @@ def catch_up(bench: Bench, run_id: str) -> tuple[Meter, float]:
     Returns the meter and the seconds of the copying: the connection stands by then, as that of the rival does.
     """
     meter = Meter()
-    with pipeline.open_run(load_workspace(cwd=bench.root), run_id, "bench", sinks=[meter]) as run:
+    with lookup.open_run(load_workspace(cwd=bench.root), run_id, "bench", sinks=[meter]) as run:
         run.context.transport.connect()
         seconds = once_s(run.watch)
         shutil.rmtree(run.folder.path)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from controller import pipeline
+from controller import contact, pipeline
 from controller.core.errors import CtlError, ExitCode, RefusedError
 from controller.core.strangers import not_ours
 from controller.pipeline import Intention
@@ -58,7 +58,7 @@ def preflight(intentions: Sequence[Intention], *, as_json: bool) -> ExitCode:
     """
     if len(intentions) == 1:
         (intention,) = intentions
-        with pipeline.host_context(intention.host, ask=ask_yes_no) as ctx:
+        with contact.host_context(intention.host, ask=ask_yes_no) as ctx:
             checkups = [Checkup(host=intention.host.name, outcome=_look(ctx, intention))]
     else:
         ask = _one_at_a_time(ask_yes_no)
@@ -75,7 +75,7 @@ def fix(intentions: Sequence[Intention], *, yes: bool, as_json: bool) -> ExitCod
     """
     documents, codes = [], []
     for intention in intentions:
-        with pipeline.host_context(intention.host, ask=ask_yes_no) as ctx:
+        with contact.host_context(intention.host, ask=ask_yes_no) as ctx:
             document, code = _fix(ctx, intention, yes=yes, as_json=as_json)
         documents.append(document)
         codes.append(code)
@@ -136,7 +136,7 @@ def _look(ctx: Context, intention: Intention) -> PreflightOutcome:
 
 def _checkup(intention: Intention, ask: Callable[[str], bool]) -> Checkup:
     try:
-        with pipeline.host_context(intention.host, ask=ask) as ctx:
+        with contact.host_context(intention.host, ask=ask) as ctx:
             return Checkup(host=intention.host.name, outcome=_look(ctx, intention))
     except CtlError as error:
         return Checkup(host=intention.host.name, error=error)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from controller import app, checkup
+from controller import app, checkup, commands
 from controller.cli import app as application
 from controller.core.errors import ExitCode, UsageError
 from controller.options import view_mode

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from tiny_models import write
+
+from remote_payload.host.members import RUN_ENV, find_members, stop_members
 
 TIMEOUT_S = 300.0
 LOG_LIMIT = 60 << 10
@@ -239,7 +240,8 @@ def provoke(name: str, models: Path) -> bytes:
         env = {
             **os.environ, "PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "FOLDER": str(folder),
-            "VLLM_CACHE_ROOT": str(folder / "cache"), "D": str(folder), **scenario.env,
+            "VLLM_CACHE_ROOT": str(folder / "cache"), "D": str(folder), RUN_ENV: folder.name, "SPT_NOENV": "1",
+            **scenario.env,
         }  # fmt: skip
         argv = [sys.executable, str(script), str(model)]
         if scenario.mount:
@@ -248,9 +250,8 @@ def provoke(name: str, models: Path) -> bytes:
             ended = subprocess.Popen(argv, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
             try:
                 code = ended.wait(timeout=TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(ended.pid, signal.SIGKILL)
-                raise
+            finally:  # workers of a killed vLLM live on, in process groups of their own
+                stop_members(lambda: find_members(folder.name, set()), grace_s=0)
             log.seek(0)
             print(f"{name}: exit code {code}", file=sys.stderr)
             return shorten(neutral(log.read(), folder))
