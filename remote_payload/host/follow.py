@@ -98,9 +98,7 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     while True:
         # A supervisor that died before we asked for our parent is known by the result alone, which `stop` writes.
         last = (
-            os.getppid() != parent
-            or os.path.exists(os.path.join(paths.folder, STOP))
-            or os.path.exists(paths.result)
+            os.getppid() != parent or os.path.exists(os.path.join(paths.folder, STOP)) or os.path.exists(paths.result)
         )
         if progress is not None:
             progress.look()
