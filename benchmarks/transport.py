@@ -20,14 +20,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
 
 from benchmarks.delayline import DelayLine
-from controller import pipeline
+from controller import lookup, pipeline
+from controller.commandverbs import plan_command
 from controller.core.events import Event
 from controller.payload import load_payload
 from controller.stages import push
@@ -220,9 +221,9 @@ def fresh_ssh(bench: Bench) -> float:
 
 def finished_run(bench: Bench, size: int) -> str:
     """Make a run whose log holds `size` bytes, and return its id once it has ended."""
-    workspace = load_workspace(cwd=bench.root)
     script = f"yes 'step 1234 loss 0.5678 tokens/s 91011 and so on until the line is long' | head -c {size}"
-    intention = pipeline.plan_command(workspace, "bench", ["sh", "-c", script], name="log", cwd=None)
+    with chdir(bench.root):
+        intention = plan_command("bench", ["sh", "-c", script], name="log", cwd=None, wait=False, tracebacks=False)
     intention.plan["job"]["limits"]["log_cap_bytes"] = 2 * size + (64 << 20)
     with pipeline.launch(intention, confirm=lambda _outputs, _listings: True) as run:
         run.wait(COMMAND_TIMEOUT_S)
@@ -255,7 +256,7 @@ def catch_up(bench: Bench, run_id: str) -> tuple[Meter, float]:
     Returns the meter and the seconds of the copying: the connection stands by then, as that of the rival does.
     """
     meter = Meter()
-    with pipeline.open_run(load_workspace(cwd=bench.root), run_id, "bench", sinks=[meter]) as run:
+    with lookup.open_run(load_workspace(cwd=bench.root), run_id, "bench", sinks=[meter]) as run:
         run.context.transport.connect()
         seconds = once_s(run.watch)
         shutil.rmtree(run.folder.path)

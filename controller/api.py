@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from controller import pipeline
+from controller import contact, lookup, pipeline
 from controller.core.errors import RefusedError
 from controller.core.intention import describe
 from controller.core.model import Overrides
@@ -140,7 +140,7 @@ def preflight(
     """
     overrides = Overrides(stale=stale, adopt=adopt, output=output, data=data)
     intention = pipeline.plan_extract(load_workspace(), host, playbook, overrides, allow=_codes(allow))
-    with pipeline.host_context(intention.host, ask=None) as ctx:
+    with contact.host_context(intention.host, ask=None) as ctx:
         if intention.data is not None:
             data_stage.run(ctx, intention.data)
         return Findings(intention.host.name, pipeline.preflight(ctx, intention).findings)
@@ -153,7 +153,7 @@ def attach(
 
     `host` is needed for a run that was launched from elsewhere. Raises UsageError, ConfigError.
     """
-    return _shown(pipeline.open_run(load_workspace(), run_id, host, sinks=sinks), display)
+    return _shown(lookup.open_run(load_workspace(), run_id, host, sinks=sinks), display)
 
 
 def _shown(run: Run, display: Display) -> Run:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from controller import pipeline
+from controller import contact, pipeline
 from controller.core.errors import CtlError, ExitCode
 from controller.core.strangers import not_ours
 from controller.pipeline import Intention
@@ -57,7 +57,7 @@ def preflight(intentions: Sequence[Intention], *, as_json: bool) -> ExitCode:
     """
     if len(intentions) == 1:
         (intention,) = intentions
-        with pipeline.host_context(intention.host, ask=ask_yes_no) as ctx:
+        with contact.host_context(intention.host, ask=ask_yes_no) as ctx:
             checkups = [Checkup(host=intention.host.name, outcome=_look(ctx, intention))]
     else:
         ask = _one_at_a_time(ask_yes_no)
@@ -74,7 +74,7 @@ def fix(intentions: Sequence[Intention], *, yes: bool, as_json: bool) -> ExitCod
     """
     documents, codes = [], []
     for intention in intentions:
-        with pipeline.host_context(intention.host, ask=ask_yes_no) as ctx:
+        with contact.host_context(intention.host, ask=ask_yes_no) as ctx:
             document, code = _fix(ctx, intention, yes=yes, as_json=as_json)
         documents.append(document)
         codes.append(code)
@@ -128,7 +128,7 @@ def _look(ctx: Context, intention: Intention) -> PreflightOutcome:
 
 def _checkup(intention: Intention, ask: Callable[[str], bool]) -> Checkup:
     try:
-        with pipeline.host_context(intention.host, ask=ask) as ctx:
+        with contact.host_context(intention.host, ask=ask) as ctx:
             return Checkup(host=intention.host.name, outcome=_look(ctx, intention))
     except CtlError as error:
         return Checkup(host=intention.host.name, error=error)
@@ -165,7 +165,7 @@ def _show(checkups: Sequence[Checkup], *, as_json: bool) -> None:
             print_error(checkup.error)
             continue
         findings = checkup.outcome.findings
-        if len(checkups) > 1:
-            findings = [finding for finding in findings if finding.level != "ok"]
+        if len(checkups) > 1 and all(finding.level == "ok" for finding in findings):
+            continue  # the table says it all
         print_findings(console, checkup.host, findings)
         print_took(console, checkup.outcome.seconds, checkup.outcome.section_seconds)

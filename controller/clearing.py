@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller import pipeline
+from controller import contact, pipeline
 from controller.core.errors import ExitCode
 from controller.core.outputs import owned_output, planned_output
 from controller.stages import sweep
@@ -23,7 +23,7 @@ def clear(
     workspace = load_workspace()
     target = workspace.config.host(host)
     output = _output(workspace, path, host, playbook)
-    with pipeline.host_context(target, ask=ask_yes_no) as ctx:
+    with contact.host_context(target, ask=ask_yes_no) as ctx:
         before = sweep.look(ctx, output)
         only_shown = dry_run or before.is_empty
         if not (only_shown and as_json):

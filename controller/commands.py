@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from controller import diagnosis, pipeline, viewing
+from controller import contact, diagnosis, lookup, pipeline, viewing
 from controller.core import shares
 from controller.core.errors import ExitCode, Interrupted, JobStopped, LocalDiskError, RefusedError, UsageError
 from controller.core.intention import describe
@@ -103,7 +103,7 @@ def attach(run_ids: Sequence[str | None], host: str | None, *, progress: str, as
             with view.paused():
                 return ask_yes_no(question)
 
-        run = pipeline.open_run(load_workspace(), run_id, host, ask=ask, pause=view.paused)
+        run = lookup.open_run(load_workspace(), run_id, host, ask=ask, pause=view.paused)
         stack.callback(run.close)
         sink = view.sink(run=run.id, host=run.host, known=known_of(run.folder))
         sink.control(RunControls(run))
@@ -191,7 +191,7 @@ def _confirm_clear(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mappin
 
 
 def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool) -> ExitCode:
-    with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
+    with lookup.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
         outcome = run.stop(grace_s=grace_s)
         try:
             copy_what_is_new(run)
@@ -223,7 +223,7 @@ def copy_what_is_new(run: Run) -> None:
 
 
 def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
-    with pipeline.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
+    with lookup.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
         if run.summary is None:
             copy_what_is_new(run)
         document = run.summary
@@ -295,8 +295,8 @@ def merge_ledgers(run_ids: Sequence[str], *, output: str | None, as_json: bool) 
 
 def ps(host: str | None, *, as_json: bool) -> None:
     target = load_workspace().config.host(host)
-    with pipeline.host_context(target, ask=ask_yes_no) as ctx:
-        listed = pipeline.list_runs(ctx)
+    with contact.host_context(target, ask=ask_yes_no) as ctx:
+        listed = contact.list_runs(ctx)
     if as_json:
         print_json({"schema_version": 1, "host": target.name, **listed})
     else:
@@ -324,7 +324,7 @@ def hosts_test(name: str | None, *, as_json: bool) -> ExitCode:
     from controller.stages import introduce
 
     target = load_workspace().config.host(name)
-    with pipeline.open_transport(target, ask=ask_yes_no) as transport:
+    with contact.open_transport(target, ask=ask_yes_no) as transport:
         transport.connect()
         report = introduce.run(transport, target)
     findings = introduction_findings(target, report)

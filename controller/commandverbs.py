@@ -11,7 +11,8 @@ from controller.core import planner
 from controller.core.commandplan import make_playbook_command_plan
 from controller.core.errors import ExitCode, UsageError
 from controller.localfiles import local_files
-from controller.pipeline import Intention, open_run, stamp
+from controller.lookup import open_run
+from controller.pipeline import Intention, stamp
 from controller.run import Run, load_plan
 from controller.runfolder import find_run
 from controller.ui.stacks import print_stacks

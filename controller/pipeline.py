@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,33 +12,26 @@ from typing import Any, TypedDict
 
 from controller import history
 from controller.afterwards import Afterwards
+from controller.contact import Ask, Pause, connect_and_push, open_transport
 from controller.core import planner, shape
 from controller.core.checks_command import programs
 from controller.core.command import CommandPlaybook, CommandPreflight
-from controller.core.errors import CtlError, LaunchUnknown, RefusedError, UsageError
+from controller.core.errors import CtlError, LaunchUnknown, RefusedError
 from controller.core.model import Host, Overrides, Playbook
 from controller.localdata import LocalData, local_data
 from controller.localdisk import before_launch, copying
 from controller.localfiles import LocalFiles
 from controller.payload import load_payload
-from controller.run import Run, Sink, load_plan
-from controller.runfolder import RunFolder, find_run
+from controller.run import Run, Sink
+from controller.runfolder import RunFolder
 from controller.stages import data as data_stage
 from controller.stages import launch as launch_stage
 from controller.stages import preflight as preflight_stage
-from controller.stages import push as push_stage
 from controller.stages import uploads as uploads_stage
-from controller.stages.base import Context, Emit
-from controller.transport.base import Transport
+from controller.stages.base import Context
 from controller.version import version
 from controller.workspace import Workspace
 from remote_payload.host.protocol import OwnedOutput, Plan, Stale
-
-Ask = Callable[[str], bool]
-"""Asks a person a yes-or-no question; returns False where there is nobody to ask."""
-
-Pause = Callable[[], AbstractContextManager[None]]
-"""Keeps the terminal free for somebody else's questions while its block runs."""
 
 Confirm = Callable[[Sequence[OwnedOutput], Mapping[str, Mapping[str, Any]]], bool]
 """Shows what clear will delete or move, and asks: the outputs touched, and the host's listing of each by path."""
@@ -173,7 +165,7 @@ def launch(
         afterwards = Afterwards.of(intention.host)
         run = Run(folder, transport, plan["host"], plan["payload"], sinks, afterwards=afterwards)
         ctx = run.context
-        push_s = _connect_and_push(ctx)
+        push_s = connect_and_push(ctx)
         if intention.data is not None:
             data_stage.run(ctx, intention.data)
         if intention.uploads is not None:
@@ -251,130 +243,4 @@ def _confirm(ctx: Context, plan: Plan, listings: Mapping[str, Mapping[str, Any]]
     ctx.emit("stage", name="confirm", status="done", text="confirmed")
 
 
-def _connect_and_push(ctx: Context) -> float:
-    """Connect, push, and return the seconds that the push took."""
-    started = time.monotonic()
-    ctx.emit("stage", name="connect", status="started")
-    try:
-        ctx.transport.connect()
-    except CtlError as error:
-        ctx.emit("stage", name="connect", status="failed", text=error.what)
-        raise
-    ctx.emit("stage", name="connect", status="done", seconds=round(time.monotonic() - started, 3))
-    if ctx.transport.note:
-        ctx.emit("notice", level="info", code="transport", text=ctx.transport.note)
-    pushed = push_stage.run(ctx.transport, ctx.host, emit=ctx.emit)
-    return round(pushed.seconds, 3)
-
-
 # ------------------------------------------------------------------------------------ an existing run
-
-
-def open_run(
-    workspace: Workspace,
-    run_id: str | None,
-    host: str | None,
-    *,
-    sinks: Sequence[Sink] = (),
-    ask: Ask | None = None,
-    pause: Pause = nullcontext,
-) -> Run:
-    """Return the handle of an existing run: from its local folder, or from `host` where there is none.
-
-    `run_id` None means the last one launched from here. Raises UsageError, ConfigError; RemoteFailed if the host
-    does not know the run.
-    """
-    try:
-        folder = find_run(workspace.runs_dir, run_id)
-    except UsageError:
-        if run_id is None or host is None:
-            raise
-        return _adopt_run(workspace, run_id, workspace.config.host(host), sinks, ask)
-    plan = load_plan(folder)
-    if (folder.read("local.json") or {}).get("status") in ("planned", "refused"):
-        raise UsageError(
-            f"run {folder.run_id} was never launched",
-            why=f"it was refused or given up before; what was seen is in {folder.path}/events",
-            fix="see `ctl preflight`, then start a new one",
-            code="not-launched",
-        )
-    record = (folder.read("local.json") or {}).get("host")
-    if plan is None or record is None:
-        raise UsageError(
-            f"{folder.path} holds no plan", why="it was not made by ctl, or its copy was cut off",
-            fix=f"attach anew: `ctl attach {folder.run_id} --host HOST`",
-        )  # fmt: skip
-    target = workspace.config.host(host or record["name"])
-    transport = open_transport(target, ask=ask, pause=pause)
-    return Run(folder, transport, plan["host"], plan["payload"], sinks, afterwards=Afterwards.of(target))
-
-
-def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Sink], ask: Ask | None) -> Run:
-    """Find a run that was launched elsewhere: the host's own list says which payload operates it."""
-    with ExitStack() as undo:
-        transport = open_transport(host, ask=ask)
-        undo.callback(transport.close)
-        ctx = _pushed_context(host, transport)
-        run_id, payload = _listed_run(ctx, run_id)
-        with copying(workspace.runs_dir / run_id):
-            folder = RunFolder.create(workspace.runs_dir, run_id)
-            folder.write_local(host=host.record(), status="launched")
-        undo.pop_all()  # the connection goes on to serve the run
-    return Run(folder, transport, host.record(), payload, sinks, afterwards=Afterwards.of(host))
-
-
-def _listed_run(ctx: Context, run_id: str) -> tuple[str, str]:
-    """Return the whole id of a run that the host lists, and its payload. Raises UsageError."""
-    host = ctx.host["name"]
-    listed = list_runs(ctx)["runs"]
-    matches = [row for row in listed if row["run_id"].startswith(run_id) or row["run_id"].endswith(run_id)]
-    if len(matches) != 1:
-        raise UsageError(
-            f"{run_id!r} is ambiguous on {host}" if matches else f"no run {run_id!r} on {host}",
-            why=", ".join(row["run_id"] for row in matches),
-            fix=f"list its runs with `ctl ps --host {host}`",
-            code="run-unknown",
-        )
-    return matches[0]["run_id"], matches[0]["payload"]
-
-
-# ------------------------------------------------------------------------------------- a host itself
-
-
-@contextmanager
-def host_context(host: Host, *, ask: Ask | None, emit: Emit | None = None) -> Iterator[Context]:
-    """Connect to a host, push the payload, and yield a context for its verbs (ps, probe)."""
-    with open_transport(host, ask=ask) as transport:
-        yield _pushed_context(host, transport, emit)
-
-
-def _pushed_context(host: Host, transport: Transport, emit: Emit | None = None) -> Context:
-    ctx = Context(transport=transport, host=host.record(), payload=load_payload().digest, emit=emit or _discard)
-    _connect_and_push(ctx)
-    return ctx
-
-
-def list_runs(ctx: Context) -> dict[str, Any]:
-    """Return {"runs": [...], "leases": [...]} of a host, judged there."""
-    return ctx.call_json("ps", {"workdir": ctx.host["workdir"], "lease_dir": ctx.host["lease_dir"]})
-
-
-def open_transport(host: Host, *, ask: Ask | None, pause: Pause = nullcontext) -> Transport:
-    """Return the transport that the host's configuration asks for, not yet connected.
-
-    `pause` is held while `ssh` itself asks a person something on the terminal.
-    """
-    # Imported here: fabric and paramiko take 250 ms.
-    from controller.transport.auto import AutoTransport
-    from controller.transport.openssh import OpensshTransport
-    from controller.transport.ssh import SshTarget, SshTransport
-
-    target = SshTarget(host=host.address, port=host.port, user=host.user, ssh_config=host.ssh_config)
-    if host.transport == "paramiko":
-        return SshTransport(target, ask=ask, connect_timeout_s=host.connect_timeout_s)
-    kind = OpensshTransport if host.transport == "openssh" else AutoTransport
-    return kind(target, ask=ask, pause=pause, connect_timeout_s=host.connect_timeout_s)
-
-
-def _discard(event_type: str, /, **fields: object) -> None:
-    """An emit for contacts that belong to no run."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controller import commands, pipeline
+from controller import commands, contact, pipeline
 from controller.core import planner
 from controller.core.environment import Wish, environment_folder, plan_change
 from controller.core.errors import ExitCode, UsageError
@@ -46,7 +46,7 @@ def setup(
     target = workspace.config.host(host)
     folder = environment_folder(target)  # before the host is asked: most mistakes are in hosts.toml
     request = {"python": target.python, "base_python": wish.base_python or target.bootstrap_python}
-    with pipeline.host_context(target, ask=ask_yes_no) as ctx:
+    with contact.host_context(target, ask=ask_yes_no) as ctx:
         found = ctx.call_json("environment", request)
     change = plan_change(target, wish, found)
     shown = Shown(sections=change.sections, facts=change.facts)
@@ -86,7 +86,7 @@ def fetch_model(
     token = {TOKEN: _read_token()} if token_stdin else {}
     secrets = {**workspace.secret_values(target, None), **token}
     body = json.dumps({"env": {**target.env, **secrets, **ONLINE}}).encode()
-    with pipeline.host_context(target, ask=ask_yes_no) as ctx:
+    with contact.host_context(target, ask=ask_yes_no) as ctx:
         found = ctx.call_json("hub", {"python": target.python, "query": wish.query()}, body=body)
     download = plan_download(target, wish, found)
     shown = Shown(sections=download.sections, facts=download.facts)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from controller import diagnosis, pipeline
+from controller import diagnosis, lookup
 from controller.commands import copy_what_is_new
 from controller.core.errors import ExitCode, UsageError
 from controller.core.loglines import Place, Selection
@@ -47,7 +47,7 @@ def logs(run_id: str | None, host: str | None, wanted: Wanted) -> ExitCode:
     workspace = load_workspace()
     if wanted.previous:
         run_id = _previous(workspace, run_id)
-    with pipeline.open_run(workspace, run_id, host, ask=ask_yes_no) as run:
+    with lookup.open_run(workspace, run_id, host, ask=ask_yes_no) as run:
         if wanted.follow and not run.ended:
             return _follow(run, wanted)
         if not run.ended:

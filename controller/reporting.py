@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from controller import diagnosis, pipeline, recorded
+from controller import diagnosis, lookup, recorded
 from controller.core import figures, timelines
 from controller.core.errors import ConnectionFailed, ConnectionLost, ExitCode, UsageError
 from controller.core.ledger import Fate
@@ -57,7 +57,7 @@ def _up_to_date(run_id: str | None, host: str | None) -> tuple[RunFolder, str]:
     else:
         if folder.read("result.json") is not None:
             return folder, RunState.FINISHED.value
-    with pipeline.open_run(workspace, run_id, host, ask=ask_yes_no) as run:
+    with lookup.open_run(workspace, run_id, host, ask=ask_yes_no) as run:
         try:
             run.refresh()
         except (ConnectionFailed, ConnectionLost) as error:

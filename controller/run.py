@@ -214,6 +214,8 @@ class Run:
             )
             status = "done" if self._outcome.ended else "skipped"
             self._recorder("stage", name="watch", status=status, text=self._outcome.state)
+            if self._outcome.ended and self.summary is not None:
+                self._folder.write_summary(self.summary)
         self._copied = time.monotonic()
         if self._outcome.ended:
             self._finish()

@@ -13,7 +13,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +72,13 @@ class RunFolder:
 
     def write_plan(self, plan: Any) -> None:
         self._write("plan.json", plan)
+
+    def write_summary(self, document: Mapping[str, Any]) -> None:
+        """Replace summary.json by what is known here: the host's, and what this side adds to it.
+
+        The next copy brings the host's again, and whoever watches then adds to it anew.
+        """
+        self._write("summary.json", document)
 
     def _write(self, name: str, document: Any) -> None:
         temporary = self.path / f".{name}.part"

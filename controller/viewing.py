@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 
-from controller import pipeline
+from controller import lookup
 from controller import replay as recorded
 from controller.core.errors import CtlError, ExitCode
 from controller.known import RunControls, known_of
@@ -33,7 +33,7 @@ def attach_several(run_ids: Sequence[str], host: str | None, *, progress: str, a
     with ExitStack() as stack:
         runs: list[Run] = []
         for run_id in run_ids:
-            run = pipeline.open_run(workspace, run_id, host, ask=ask_yes_no, pause=view.paused)
+            run = lookup.open_run(workspace, run_id, host, ask=ask_yes_no, pause=view.paused)
             stack.callback(run.close)
             if run.id not in (each.id for each in runs):
                 runs.append(run)

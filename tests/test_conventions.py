@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from controller import app, commands
+from controller import app, checkup, commands
 from controller.cli import app as application
 from controller.core.errors import ExitCode, UsageError
 from controller.options import view_mode
@@ -197,11 +197,11 @@ def test_a_dry_run_connects_nowhere_and_leaves_nothing(
 def test_a_dry_run_on_the_server_is_a_preflight(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def preflight(intention: Any, *, as_json: bool) -> ExitCode:
-        asked.append(intention.host.name)
+    def preflight(intentions: Any, *, as_json: bool) -> ExitCode:
+        asked.extend(intention.host.name for intention in intentions)
         return ExitCode.REFUSED
 
-    monkeypatch.setattr(commands, "preflight", preflight)
+    monkeypatch.setattr(checkup, "preflight", preflight)
     assert app.run(["extract", "--host", "gpu1", "--output", "/data/out/k", "--dry-run=server"]) == 3
     assert asked == ["gpu1"]
 

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from tiny_models import write
+
+from remote_payload.host.members import RUN_ENV, find_members, stop_members
 
 TIMEOUT_S = 300.0
 LOG_LIMIT = 60 << 10
@@ -93,11 +94,6 @@ def _split(model: Path) -> None:
     (model / "model-00002-of-00002.safetensors").unlink()
 
 
-def _no_tokenizer(model: Path) -> None:
-    for path in (*model.glob("token*"), *model.glob("special*")):
-        path.unlink()
-
-
 def _remote_code(model: Path) -> None:
     _edit(
         "config.json", lambda c: c.update(auto_map={"AutoConfig": "configuration_new.NewConfig"}, model_type="new")
@@ -110,13 +106,6 @@ def _remote_code(model: Path) -> None:
 TWO_RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 FAULTY = "step(start(worker_cls='faulty.Worker'))"
 FAULTY_TWO = "step(start(worker_cls='faulty.Worker', tensor_parallel_size=2))"
-STATES = """
-class Worker(CPUWorker):
-    def load_model(self, *a, **k):
-        super().load_model(*a, **k)
-        self.model_runner.get_model().set_aux_hidden_state_layers((2, 4))
-        self.model_runner.use_aux_hidden_state_outputs = True
-"""
 
 SCENARIOS: dict[str, Scenario] = {
     "healthy": Scenario(script="step(start(tensor_parallel_size=2)); print('done')", env=TWO_RANKS),
@@ -229,27 +218,11 @@ if not os.fork():
 os.wait()
 """,
     ),
-    "tokenizer-missing": Scenario(
-        spoil=_no_tokenizer,
-        script="start(skip_tokenizer_init=False).generate('a text', SamplingParams(max_tokens=1))",
-    ),
     "remote-code": Scenario(spoil=_remote_code),
     "architecture": Scenario(spoil=_edit("config.json", lambda c: c.update(architectures=["NobodyForCausalLM"]))),
     "config-key": Scenario(spoil=_edit("config.json", lambda c: c.pop("num_attention_heads"))),
     "config-broken": Scenario(spoil=lambda model: os.truncate(model / "config.json", 100)),
     "engine-argument": Scenario(script="step(start(tensor_paralel_size=2))"),
-    "compile-cache": Scenario(
-        script="""
-if os.environ.get("FIRST"):
-    step(start(worker_cls="faulty.Worker", enforce_eager=False))
-else:
-    import subprocess
-    subprocess.run([sys.executable, __file__, sys.argv[1]], env={**os.environ, "FIRST": "1"}, check=True,
-                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    step(start(enforce_eager=False))
-""",
-        worker=STATES, env={"VLLM_CPU_CI_ENV": "1"},
-    ),
 }  # fmt: skip
 
 
@@ -267,7 +240,8 @@ def provoke(name: str, models: Path) -> bytes:
         env = {
             **os.environ, "PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "FOLDER": str(folder),
-            "VLLM_CACHE_ROOT": str(folder / "cache"), "D": str(folder), **scenario.env,
+            "VLLM_CACHE_ROOT": str(folder / "cache"), "D": str(folder), RUN_ENV: folder.name, "SPT_NOENV": "1",
+            **scenario.env,
         }  # fmt: skip
         argv = [sys.executable, str(script), str(model)]
         if scenario.mount:
@@ -276,9 +250,8 @@ def provoke(name: str, models: Path) -> bytes:
             ended = subprocess.Popen(argv, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
             try:
                 code = ended.wait(timeout=TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(ended.pid, signal.SIGKILL)
-                raise
+            finally:  # workers of a killed vLLM live on, in process groups of their own
+                stop_members(lambda: find_members(folder.name, set()), grace_s=0)
             log.seek(0)
             print(f"{name}: exit code {code}", file=sys.stderr)
             return shorten(neutral(log.read(), folder))

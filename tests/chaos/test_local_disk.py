@@ -13,11 +13,11 @@ from support import chaos
 from support.disk import fill, small_disk
 
 from controller import pipeline
+from controller.commandverbs import plan_command
 from controller.core.errors import CopyFailed, ExitCode
 from controller.core.events import Event
 from controller.run import Run
 from controller.runfolder import RunFolder
-from controller.workspace import load_workspace
 
 pytestmark = pytest.mark.sshd
 
@@ -67,10 +67,16 @@ def test_a_file_in_the_folders_place_is_refused(site: chaos.Site, project: chaos
 
 @pytest.mark.parametrize(("stage", "launched"), [("preflight", False), ("launch", True)])
 def test_a_disk_that_fills_up_on_the_way_never_hides_what_became_of_the_launch(
-    site: chaos.Site, project: chaos.Project, runs_disk: Path, stage: str, launched: bool
+    site: chaos.Site,
+    project: chaos.Project,
+    runs_disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+    launched: bool,
 ) -> None:
-    workspace = load_workspace(cwd=project.folder, environ={"HOME": str(project.folder)})
-    intention = pipeline.plan_command(workspace, "stub", ["true"], name="job", cwd=None)
+    monkeypatch.chdir(project.folder)
+    monkeypatch.setenv("HOME", str(project.folder))
+    intention = plan_command("stub", ["true"], name="job", cwd=None, wait=False, tracebacks=False)
     notices: list[str] = []
 
     class Filler:

@@ -185,6 +185,22 @@ def test_this_machine_from_probe_to_clear(tmp_path: Path) -> None:
     assert [path.name for path in (root / "out").iterdir()] == [".ctl-owner.json"]
 
 
+def test_a_recorded_report_of_a_cpu_host_is_in_order() -> None:
+    """A real report, with paths made neutral: what the probe gives and what the checks read are the same."""
+    report = json.loads((CASES / "probe-cpu-host.json").read_text())
+    changes: dict[str, Any] = {
+        "host.workdir": "/srv/ctl/work", "host.python": "/opt/vllm/bin/python", "host.accelerator": "cpu",
+        "host.gpus": 0, "extract.model": "/srv/models/kimi-k25-tiny", "extract.data": "/srv/models/chats.jsonl",
+        "extract.max_samples": None, "extract.max_seq_len": 300, "extract.engine.tensor_parallel_size": 2,
+        "extract.final_norm": False, "job.outputs.0.path": "/srv/ctl/data/out", "job.outputs.0.root": "/srv/ctl/data",
+    }  # fmt: skip
+    found = {finding.code: finding for finding in findings(report, changed_plan(changes))}
+    assert [finding for finding in found.values() if finding.level is not Level.OK] == []
+    assert found["trial"].what.startswith("product and all-reduce on 2 processes")
+    assert "12 samples (at most, by the bytes of the data)" in found["size"].what
+    assert "KimiK25ForConditionalGeneration" in found["capability"].what
+
+
 def test_what_no_extraction_writes_is_named_before_it_is_deleted() -> None:
     listing = {
         "path": "/data/out/x", "root": "/data/out", "stale": "clear", "adopt": False, "exists": True,

@@ -39,6 +39,8 @@ def test_a_failed_run_names_its_cause_with_the_place_in_its_log(project: Project
     document = project.json("summary", "--last")
     assert document["triage"]["code"] == "topk-method"
     assert document["triage"]["evidence"][0]["segment"] == "log/000001.log"
+    kept = project.root / "ctl-runs" / document["run_id"] / "summary.json"
+    assert json.loads(kept.read_text())["triage"] == document["triage"]
     assert "topk-method" in project.ctl("summary", "--last").stdout
     shown = project.ctl("logs", "--last", "--problem")
     assert "KeyError: 'layers.2.mlp.gate.e_score_correction_bias'" in shown.stdout
@@ -85,6 +87,19 @@ def test_attach_needs_no_local_state(project: Project, tmp_path: Path) -> None:
     attached = project.ctl("attach", run_id, "--host", "demo", **other)
     assert attached.returncode == 0, attached.stderr
     assert (elsewhere / run_id / "log" / "000001.log").read_bytes() == b"from elsewhere\n"
+
+
+def test_attach_finds_the_host_of_a_run_by_its_whole_id(project: Project, tmp_path: Path) -> None:
+    started = project.ctl("run", "--host", "demo", "--detach", "--", "sh", "-c", "echo found; sleep 1")
+    assert started.returncode == 8
+    run_id = project.json("ps", "--host", "demo")["runs"][0]["run_id"]
+    other = {"CTL_RUNS_DIR": str(tmp_path / "runs"), "XDG_STATE_HOME": str(tmp_path / "state")}
+    attached = project.ctl("attach", run_id, **other)
+    assert attached.returncode == 0, attached.stderr
+    assert (tmp_path / "runs" / run_id / "log" / "000001.log").read_bytes() == b"found\n"
+    unknown = project.ctl("attach", "20200101-000000-abcdef", **other)
+    assert unknown.returncode == 2
+    assert "demo: not there" in unknown.stderr
 
 
 def test_ctrl_c_after_the_confirmation_detaches(project: Project) -> None:

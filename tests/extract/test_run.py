@@ -82,6 +82,14 @@ def test_the_cpu_rotary_repair_is_announced_once(kimi_hooks: Run) -> None:
 
 
 @pytest.mark.engine
+def test_the_repair_of_experts_in_parallel_is_announced_and_in_the_summary(qwen_moe: Run) -> None:
+    assert qwen_moe.code == 0, qwen_moe.log[-4000:]
+    assert len([event for event in qwen_moe.events("notice") if event["code"] == "cpu-expert-map"]) == 1
+    execute(qwen_moe, "summarize")
+    assert json.loads((qwen_moe.folder / "verify.json").read_text())["repairs"] == ["cpu-rotary", "cpu-expert-map"]
+
+
+@pytest.mark.engine
 def test_an_error_of_the_engine_reaches_the_events_whole(kimi_failed: Run) -> None:
     assert kimi_failed.code == 1
     first, *_, last = kimi_failed.events("exception")

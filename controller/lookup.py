@@ -1,0 +1,118 @@
+"""A run by its id: from its folder here, from the host that is named, or from whichever host lists it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
+
+from controller.afterwards import Afterwards
+from controller.contact import Ask, Pause, host_context, list_runs, open_transport, pushed_context
+from controller.core.errors import CtlError, UsageError
+from controller.core.model import Host
+from controller.localdisk import copying
+from controller.run import Run, Sink, load_plan
+from controller.runfolder import RunFolder, find_run
+from controller.stages.base import Context
+from controller.workspace import Workspace
+from remote_payload.host.layout import RUN_ID
+
+HOSTS_AT_ONCE = 8
+"""Connections at a time while a run is looked for."""
+
+
+def open_run(
+    workspace: Workspace,
+    run_id: str | None,
+    host: str | None,
+    *,
+    sinks: Sequence[Sink] = (),
+    ask: Ask | None = None,
+    pause: Pause = nullcontext,
+) -> Run:
+    """Return the handle of an existing run: from its local folder, or from `host` where there is none.
+
+    Without `host`, a whole id is looked for on every host of the configuration. `run_id` None means the last one
+    launched from here. Raises UsageError, ConfigError; RemoteFailed if the host
+    does not know the run.
+    """
+    try:
+        folder = find_run(workspace.runs_dir, run_id)
+    except UsageError as unknown:
+        if run_id is None:
+            raise
+        if host is None and RUN_ID.fullmatch(run_id):  # a typo in a part of an id must not knock at every host
+            host = _host_of(workspace, run_id, unknown)
+        if host is None:
+            raise
+        return _adopt_run(workspace, run_id, workspace.config.host(host), sinks, ask)
+    plan = load_plan(folder)
+    if (folder.read("local.json") or {}).get("status") in ("planned", "refused"):
+        raise UsageError(
+            f"run {folder.run_id} was never launched",
+            why=f"it was refused or given up before; what was seen is in {folder.path}/events",
+            fix="see `ctl preflight`, then start a new one",
+            code="not-launched",
+        )
+    record = (folder.read("local.json") or {}).get("host")
+    if plan is None or record is None:
+        raise UsageError(
+            f"{folder.path} holds no plan", why="it was not made by ctl, or its copy was cut off",
+            fix=f"attach anew: `ctl attach {folder.run_id} --host HOST`",
+        )  # fmt: skip
+    target = workspace.config.host(host or record["name"])
+    transport = open_transport(target, ask=ask, pause=pause)
+    return Run(folder, transport, plan["host"], plan["payload"], sinks, afterwards=Afterwards.of(target))
+
+
+def _host_of(workspace: Workspace, run_id: str, unknown: UsageError) -> str:
+    """Return the host of the configuration that lists a run of this whole id; all are asked at once.
+
+    Raises UsageError, with what `unknown` says and which hosts were asked, if none does.
+    """
+    names = workspace.config.host_names()
+
+    def look(name: str) -> str | None:
+        """Return why the run was not found there, None if it was."""
+        try:
+            with host_context(workspace.config.host(name), ask=None) as ctx:
+                return None if any(row["run_id"] == run_id for row in list_runs(ctx)["runs"]) else "not there"
+        except CtlError as error:
+            return error.what
+
+    with ThreadPoolExecutor(max_workers=HOSTS_AT_ONCE) as pool:
+        found = dict(zip(names, pool.map(look, names), strict=True))
+    for name, why in found.items():
+        if why is None:
+            return name
+    asked = "; ".join(f"{name}: {why}" for name, why in found.items())
+    raise UsageError(unknown.what, why=asked or unknown.why, fix=unknown.fix, code=unknown.code)
+
+
+def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Sink], ask: Ask | None) -> Run:
+    """Find a run that was launched elsewhere: the host's own list says which payload operates it."""
+    with ExitStack() as undo:
+        transport = open_transport(host, ask=ask)
+        undo.callback(transport.close)
+        ctx = pushed_context(host, transport)
+        run_id, payload = _listed_run(ctx, run_id)
+        with copying(workspace.runs_dir / run_id):
+            folder = RunFolder.create(workspace.runs_dir, run_id)
+            folder.write_local(host=host.record(), status="launched")
+        undo.pop_all()  # the connection goes on to serve the run
+    return Run(folder, transport, host.record(), payload, sinks, afterwards=Afterwards.of(host))
+
+
+def _listed_run(ctx: Context, run_id: str) -> tuple[str, str]:
+    """Return the whole id of a run that the host lists, and its payload. Raises UsageError."""
+    host = ctx.host["name"]
+    listed = list_runs(ctx)["runs"]
+    matches = [row for row in listed if row["run_id"].startswith(run_id) or row["run_id"].endswith(run_id)]
+    if len(matches) != 1:
+        raise UsageError(
+            f"{run_id!r} is ambiguous on {host}" if matches else f"no run {run_id!r} on {host}",
+            why=", ".join(row["run_id"] for row in matches),
+            fix=f"list its runs with `ctl ps --host {host}`",
+            code="run-unknown",
+        )
+    return matches[0]["run_id"], matches[0]["payload"]
