@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,14 +10,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from controller import contact, pipeline
-from controller.core.errors import CtlError, ExitCode, RefusedError
+from controller.core.errors import CtlError, ExitCode
 from controller.core.strangers import not_ours
 from controller.pipeline import Intention
 from controller.stages import data as data_stage
 from controller.stages import tidy as tidy_stage
 from controller.stages.base import Context
 from controller.stages.preflight import PreflightOutcome
-from controller.ui.terminal import ask_yes_no, err_console, out_console
+from controller.ui.terminal import ask_yes_no, err_console, out_console, require_yes
 
 HOSTS_AT_ONCE = 16
 """Connections that are opened side by side; each host works for itself."""
@@ -96,7 +95,14 @@ def _fix(ctx: Context, intention: Intention, *, yes: bool, as_json: bool) -> tup
     answer: dict[str, Any] = {"done": [], "failed": [], "remaining": []}
     after = before
     if planned["actions"]:
-        _confirm(planned["actions"], yes=yes)
+        if not yes:
+            require_yes(
+                "stop and delete this?",
+                unattended="there is something to clear up, and nobody is there to confirm",
+                why=f"{len(planned['actions'])} actions were shown",
+                fix="add `--yes` to do exactly what was shown",
+                declined="nothing was stopped or deleted",
+            )
         answer = tidy_stage.run(ctx, intention.plan, planned)
         after = _look(ctx, intention)
     checkup = Checkup(host=intention.host.name, outcome=after)
@@ -112,20 +118,6 @@ def _fix(ctx: Context, intention: Intention, *, yes: bool, as_json: bool) -> tup
     }
     left = answer["failed"] or answer["remaining"]
     return document, ExitCode.REFUSED if left else checkup.exit_code
-
-
-def _confirm(actions: Sequence[Any], *, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise RefusedError(
-            "there is something to clear up, and nobody is there to confirm",
-            why=f"{len(actions)} actions were shown",
-            fix="add `--yes` to do exactly what was shown",
-            code="confirmation-needed",
-        )
-    if not ask_yes_no("stop and delete this?"):
-        raise RefusedError("declined: nothing was stopped or deleted", code="declined")
 
 
 def _look(ctx: Context, intention: Intention) -> PreflightOutcome:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from controller import contact, pipeline
-from controller.core.errors import ExitCode, RefusedError
+from controller.core.errors import ExitCode
 from controller.core.outputs import owned_output, planned_output
 from controller.stages import sweep
 from controller.stages.sweep import Folder
-from controller.ui.terminal import ask_yes_no, err_console, out_console
+from controller.ui.terminal import ask_yes_no, err_console, out_console, require_yes
 from controller.workspace import Workspace, load_workspace
 from remote_payload.host.protocol import OwnedOutput, Stale
 
@@ -60,14 +59,12 @@ def _output(workspace: Workspace, path: str | None, host: str | None, playbook: 
 
 def _confirm(folder: Folder) -> None:
     path, count = folder.output["path"], folder.output["entries"]
-    if not sys.stdin.isatty():
-        raise RefusedError(
-            f"{path} holds {count} entries, and nobody is there to confirm",
-            fix="add `--yes` to delete exactly what is listed",
-            code="confirmation-needed",
-        )
-    if not ask_yes_no(f"delete these {count:,} entries?"):
-        raise RefusedError("declined: nothing was deleted", code="declined")
+    require_yes(
+        f"delete these {count:,} entries?",
+        unattended=f"{path} holds {count} entries, and nobody is there to confirm",
+        fix="add `--yes` to delete exactly what is listed",
+        declined="nothing was deleted",
+    )
 
 
 def _document(host: str, folder: Folder) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from controller.pipeline import Intention
 from controller.run import Run, exit_code
 from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run
 from controller.ui.stream import choose_view
-from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json
+from controller.ui.terminal import ask_yes_no, can_ask, err_console, out_console, print_json
 from controller.workspace import load_workspace
 from remote_payload.host.protocol import EndReason, OwnedOutput
 
@@ -177,7 +177,7 @@ def _confirm_clear(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mappin
     print_clear_list(err_console(), outputs, listings)
     if yes:
         return True
-    if not sys.stdin.isatty():
+    if not can_ask():
         raise RefusedError(
             "the output folder holds files of an earlier run, and nobody is there to confirm",
             why=", ".join(f"{output['path']}: {output['entries']} entries" for output in outputs),

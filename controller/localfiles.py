@@ -52,9 +52,20 @@ class LocalFiles:
 def local_files(uploads: Sequence[UploadSection], folder: Path, origin: str) -> LocalFiles:
     """Collect what `uploads` name; relative paths start at `folder`, `origin` is the playbook's file.
 
-    Raises ConfigError for what is not there, is neither file nor folder, would lie in one place twice, or is larger
-    than an upload should be.
+    Raises ConfigError for what is not there, cannot be read, would lie in one place twice, or is larger than an
+    upload should be.
     """
+    try:
+        sources = _sources(uploads, folder, origin)
+        files = tuple(_entry(name, sources[name]) for name in sorted(sources))
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"cannot read {error.filename}" if isinstance(error, OSError) else f"{IGNORE_FILE} is not UTF-8"
+        raise ConfigError(f"{origin}: {what}", why=str(error), code="upload-missing") from error
+    return LocalFiles(files=files, sources=sources, digest=tree_digest(files))
+
+
+def _sources(uploads: Sequence[UploadSection], folder: Path, origin: str) -> dict[str, Path]:
+    """Return where each file lies, by its place below the run's folder."""
     sources: dict[str, Path] = {}
     for upload in uploads:
         found = (folder / Path(upload.path).expanduser()).absolute()
@@ -72,17 +83,15 @@ def local_files(uploads: Sequence[UploadSection], folder: Path, origin: str) -> 
                     fix="give one of the two [[uploads]] another `to`",
                     code="upload-twice",
                 )
-    try:
-        files = tuple(_entry(name, sources[name]) for name in sorted(sources))
-    except OSError as error:
-        raise ConfigError(f"cannot read {error.filename}: {error.strerror}", code="upload-missing") from error
-    return LocalFiles(files=files, sources=sources, digest=tree_digest(files))
+    return sources
 
 
 def _collected(found: Path, upload: UploadSection) -> Iterator[tuple[str, Path]]:
     """Yield (place below the run's folder, file) of one upload."""
     place = upload.to or found.name
     if found.is_file():
+        if found.stat().st_size > LARGE_BYTES:
+            raise _too_large(found, "large data belongs on the host")
         yield place, found
         return
     own = found / IGNORE_FILE
@@ -92,13 +101,17 @@ def _collected(found: Path, upload: UploadSection) -> Iterator[tuple[str, Path]]
     for path in _walk(found, found, spec):
         size += path.stat().st_size
         if size > LARGE_BYTES:
-            raise ConfigError(
-                f"{found} holds more than {LARGE_BYTES >> 30} GiB",
-                why="each run gets a fresh copy of what is uploaded for it",
-                fix=f"name what is not needed in `ignore`, or in {own}; large data belongs on the host",
-                code="upload-large",
+            raise _too_large(
+                found, f"name what is not needed in `ignore`, or in {own}; large data belongs on the host"
             )
         yield posixpath.normpath(posixpath.join(place, path.relative_to(found).as_posix())), path
+
+
+def _too_large(found: Path, fix: str) -> ConfigError:
+    what = f"{found} holds more than {LARGE_BYTES >> 30} GiB"
+    return ConfigError(
+        what, why="each run gets a fresh copy of what is uploaded for it", fix=fix, code="upload-large"
+    )
 
 
 def _walk(root: Path, folder: Path, spec: pathspec.GitIgnoreSpec) -> Iterator[Path]:

@@ -15,11 +15,11 @@ from typing import Any
 from controller import commands, contact, pipeline
 from controller.core import planner
 from controller.core.environment import Wish, environment_folder, plan_change
-from controller.core.errors import ExitCode, RefusedError, UsageError
+from controller.core.errors import ExitCode, UsageError
 from controller.core.fetching import ModelWish, model_folder, plan_download
 from controller.core.model import Host
 from controller.pipeline import Intention
-from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json
+from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json, require_yes
 from controller.workspace import Workspace, load_workspace
 from remote_payload.host.protocol import Accelerator, Step
 
@@ -142,18 +142,11 @@ def _carry_out(
     if dry_run:
         return ExitCode.OK
     if not yes:
-        _confirm()
-    return commands.launch_and_watch(intention, yes=True, detach=detach, progress=progress, as_json=as_json)
-
-
-def _confirm() -> None:
-    if not sys.stdin.isatty():
-        raise RefusedError(
-            "nobody is there to confirm the plan", fix="add `--yes` to do exactly what is shown",
-            code="confirmation-needed",
+        require_yes(
+            "go on?", unattended="nobody is there to confirm the plan", fix="add `--yes` to do exactly what is shown",
+            declined="nothing was changed",
         )  # fmt: skip
-    if not ask_yes_no("go on?"):
-        raise RefusedError("declined: nothing was changed", code="declined")
+    return commands.launch_and_watch(intention, yes=True, detach=detach, progress=progress, as_json=as_json)
 
 
 def _nothing(host: Host, text: str, shown: Shown, *, as_json: bool) -> ExitCode:

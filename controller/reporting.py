@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import webbrowser
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +17,6 @@ from controller.core.errors import ConnectionFailed, ConnectionLost, ExitCode, U
 from controller.core.ledger import Fate
 from controller.core.repeat import repeat_text
 from controller.core.runview import Status
-from controller.private import write_private
 from controller.runfolder import RunFolder, find_run
 from controller.ui.clean import clean
 from controller.ui.report import Report, page
@@ -74,10 +74,16 @@ def write_report(folder: RunFolder, state: str = "", output: Path | None = None)
     require_matplotlib()
     path = (output or folder.path / "report.html").absolute()
     text = page(gather(folder, state))
-    temporary = path.with_name(f".{path.name}.part")
     try:
-        write_private(temporary, text.encode("utf-8", "replace"))
-        os.replace(temporary, path)
+        # Of a name that nobody else can have made: the folder may be one that everybody writes into.
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with open(descriptor, "wb") as stream:
+                stream.write(text.encode("utf-8", "replace"))
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
     except OSError as error:
         why = error.strerror or str(error)
         raise UsageError(f"cannot write {path}", why=why, fix="name another with `-o FILE`") from error

@@ -57,13 +57,19 @@ def attach_several(run_ids: Sequence[str], host: str | None, *, progress: str, a
 
 
 def _watch_all(runs: Sequence[Run], view: View, failures: dict[str, CtlError]) -> None:
-    """Watch each run in a thread of its own, until all have ended or Ctrl-C detaches."""
+    """Watch each run in a thread of its own, until all have ended or Ctrl-C detaches.
+
+    Raises the first unexpected error of a watch, once none is under way any more.
+    """
+    unexpected: list[Exception] = []
 
     def watch(run: Run) -> None:
         try:
             run.watch()
         except CtlError as error:
             failures[run.id] = error
+        except Exception as error:  # noqa: BLE001 - raised below, in the thread that maps errors to exit codes
+            unexpected.append(error)
 
     threads = []
     for run in runs:
@@ -82,6 +88,8 @@ def _watch_all(runs: Sequence[Run], view: View, failures: dict[str, CtlError]) -
             run.detach()
         for thread in threads:
             thread.join(timeout=5.0)
+    if unexpected:
+        raise unexpected[0]
 
 
 def _code(run: Run, failure: CtlError | None) -> ExitCode:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,5 +69,19 @@ def test_what_cannot_be_uploaded(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ConfigError, match=r"would both be one.py"):
         collect(folder, {"path": "one.py"}, {"path": "train/main.py", "to": "one.py"})
     monkeypatch.setattr(localfiles, "LARGE_BYTES", 10)
-    with pytest.raises(ConfigError, match="holds more than"):
+    for path in ("train", "train/data/big.bin"):
+        with pytest.raises(ConfigError, match="holds more than"):
+            collect(folder, {"path": path})
+
+
+def test_what_cannot_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> Iterator[os.DirEntry[str]]:  # root may read everything, so no mode would refuse it
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (folder / "train" / ".ctlignore").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"\.ctlignore is not UTF-8"):
+        collect(folder, {"path": "train"})
+    (folder / "train" / ".ctlignore").unlink()
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(ConfigError, match=r"cannot read .*/train"):
         collect(folder, {"path": "train"})

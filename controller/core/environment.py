@@ -109,14 +109,22 @@ def index_words(
     words += [word for url in extra_index_urls for word in ("--extra-index-url", url)]
     words += [word for place in find_links for word in ("--find-links", place)]
     for word in words:
-        if "@" in urlsplit(word).netloc:
-            raise UsageError(
-                "an index URL carries a user or a password",
-                why="arguments are stored in the plan, and every user of the host can read them",
-                fix="put the URL into [hosts.NAME.secrets] as PIP_INDEX_URL or UV_INDEX_URL, and leave it out here",
-                code="secret-in-argv",
-            )
+        _refuse_credentials(word, "an index URL", "as PIP_INDEX_URL or UV_INDEX_URL")
     return (*words, *(("--no-index",) if no_index else ()))
+
+
+def _refuse_credentials(url: str, what: str, place: str) -> None:
+    try:
+        netloc = urlsplit(url).netloc
+    except ValueError as error:
+        raise UsageError(f"{what} is not valid", why=str(error), fix="correct it") from error
+    if "@" in netloc:
+        raise UsageError(
+            f"{what} carries a user or a password",
+            why="arguments are stored in the plan, and every user of the host can read them",
+            fix=f"put the URL into [hosts.NAME.secrets] {place}, and leave it out here",
+            code="secret-in-argv",
+        )
 
 
 def plan_change(host: Host, wish: Wish, found: Mapping[str, Any]) -> Change:
@@ -162,6 +170,9 @@ def _vllm(wish: Wish, build: str, packages: Mapping[str, str]) -> Requirement:
         return Requirement(name=name, version=version, argument=f"{name}=={VLLM_VERSION}")
     if _VERSION.fullmatch(wish.vllm):
         return Requirement(name=name, version=wish.vllm, argument=f"{name}=={wish.vllm}")
+    _refuse_credentials(
+        wish.vllm, "the URL of the wheel", "as PIP_FIND_LINKS or UV_FIND_LINKS: the folder it lies in"
+    )
     wheel = _WHEEL.fullmatch(posixpath.basename(unquote(urlsplit(wish.vllm).path)))
     if wheel is None:
         raise UsageError(

@@ -74,7 +74,10 @@ def model_folder(host: Host, repo: str, to: str | None) -> str:
     folder = host.resolve(wanted)
     layout = Layout(host.workdir)
     for taken, why in (
-        *((path, "ctl keeps its own records there") for path in (layout.payloads, layout.runs, layout.data)),
+        *(
+            (path, "ctl keeps its own records there")
+            for path in (layout.payloads, layout.runs, layout.data, layout.files)
+        ),
         *((root, "it is an output root, whose folders may be cleared") for root in host.output_roots),
     ):
         if posixpath.commonpath((folder, taken)) in (folder, taken):

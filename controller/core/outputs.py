@@ -62,6 +62,7 @@ def _check_not_ours_to_clear(path: str, host: Host, reads: Sequence[str], where:
         ("ctl's runs", layout.runs, True),
         ("ctl's payloads", layout.payloads, True),
         ("ctl's copies of data", layout.data, True),
+        ("ctl's copies of uploads", layout.files, True),
         *(("what the job reads", folder, True) for folder in reads),
         ("the host's `python`", host.python, True),
         ("the host's `lease_dir`", host.lease_dir or layout.runs, True),

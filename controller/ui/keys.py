@@ -7,6 +7,7 @@ Whatever happens to the process, the mode that was found is put back.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import select
 import termios
@@ -91,7 +92,8 @@ class KeyReader:
             return
         thread, wake = self._thread, self._wake
         self._thread, self._wake = None, None
-        os.write(wake[1], b"x")
+        with contextlib.suppress(BrokenPipeError):  # the reader has ended by itself, with its terminal
+            os.write(wake[1], b"x")
         if thread is not threading.current_thread():
             thread.join(timeout=1.0)
         os.close(wake[1])

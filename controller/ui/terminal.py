@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from controller.core.errors import RefusedError
 from controller.ui.clean import clean_block
 
 PIPE_WIDTH = 200
@@ -26,15 +27,28 @@ def err_console() -> Console:
     return Console(file=sys.stderr, highlight=False)
 
 
+def can_ask() -> bool:
+    """Tell whether a person sees a question and can answer it."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def ask_yes_no(question: str) -> bool:
     """Ask on the terminal; False where there is none to ask on. Anything but y or yes is a no."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not can_ask():
         return False
     err_console().print(Text(clean_block(question) + " [y/N] "), end="")
     try:
         return input().strip().lower() in ("y", "yes")
     except EOFError:
         return False
+
+
+def require_yes(question: str, *, unattended: str, fix: str, declined: str, why: str = "") -> None:
+    """Go on only if a person says so. Raises RefusedError (`confirmation-needed`: nobody is there; `declined`)."""
+    if not can_ask():
+        raise RefusedError(unattended, why=why, fix=fix, code="confirmation-needed")
+    if not ask_yes_no(question):
+        raise RefusedError(f"declined: {declined}", code="declined")
 
 
 def print_json(document: Any) -> None:

@@ -21,6 +21,7 @@ from remote_payload.extract.errors import ExceptionReporter
 from remote_payload.extract.hub import (
     MARKER,
     PARTIAL,
+    REPLACED,
     HubError,
     HubFile,
     Listing,
@@ -48,9 +49,6 @@ broken connections."""
 
 RESERVE = 16 << 20
 """Bytes kept free beside the model: for records, and for what else writes to that disk in small amounts."""
-
-REPLACED = ".ctl-replaced"
-"""In a model's folder: files that had the name of a listed one and other contents, as RUN_ID/NAME."""
 
 INTERVAL_S = 1.0
 """Seconds between two progress events."""

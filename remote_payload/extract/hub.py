@@ -26,6 +26,9 @@ files being those that were proved. A folder without it is not ours to change.""
 PARTIAL = ".ctl-partial"
 """In a model's folder: files under way, named by their digest, so that one of another revision is never continued."""
 
+REPLACED = ".ctl-replaced"
+"""In a model's folder: files that had the name of a listed one and other contents, as RUN_ID/NAME."""
+
 SECOND_COPIES = (
     "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "*.tflite",
     "consolidated*.safetensors", "original/*", "metal/*", "onnx/*",
@@ -84,7 +87,7 @@ class Listing:
 def list_model(repo: str, revision: str, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Listing:
     """Ask the hub. `include` and `exclude` are patterns of names; without either, SECOND_COPIES are left out.
 
-    Raises HubError.
+    Raises HubError, also for a name that would leave the folder or is one of ours in it.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -100,7 +103,8 @@ def list_model(repo: str, revision: str, include: Sequence[str] = (), exclude: S
     files = []
     for sibling in info.siblings or ():
         name = sibling.rfilename
-        if name.startswith(("/", PARTIAL)) or ".." in name.split("/") or name in ("", MARKER):
+        parts = name.split("/")
+        if any(part in ("", ".", "..") for part in parts) or parts[0] in (MARKER, PARTIAL, REPLACED):
             raise HubError(
                 "hub-name", f"{repo} holds a file of an unusable name", repr(name), "do not use this model"
             )
@@ -232,6 +236,15 @@ def free_bytes(folder: str) -> int:
     return space.f_bavail * space.f_frsize
 
 
+def _looked_at(folder: str, listing: Listing) -> dict[str, Any]:
+    """`look_at_folder`, whose errors are the folder's and say nothing of the hub. Raises HubError."""
+    try:
+        return look_at_folder(folder, listing)
+    except (OSError, ValueError) as error:
+        fix = "correct its permissions, or choose another folder with --to"
+        raise HubError("folder-unreadable", f"{folder} cannot be looked at", str(error), fix) from error
+
+
 def main() -> int:
     query = json.load(sys.stdin)
     try:
@@ -242,7 +255,7 @@ def main() -> int:
             "files": [asdict(file) for file in listing.files],
             "bytes": sum(file.size for file in listing.files),
             "left_out": list(listing.left_out),
-            "folder": look_at_folder(query["folder"], listing),
+            "folder": _looked_at(query["folder"], listing),
         }
     except HubError as error:
         answer = {"error": error.record}

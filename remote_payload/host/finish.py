@@ -90,9 +90,9 @@ def clean_up(
     """
     stopped = stop_members(find, grace_s, reap, kill_all=cgroup.kill if cgroup else lambda: None)
     leftovers = list(stopped.leftovers)
-    hidden, problem = container.end(paths)
-    if problem:
-        leftovers.append({"path": paths.folder, "reason": problem})
+    hidden, unremoved = container.end(paths)
+    if unremoved:
+        leftovers.append({"path": paths.folder, "reason": unremoved})
     if pipe is not None:
         problem = close_log(paths, pipe, keeper, DRAIN_S)
         if problem:
@@ -106,8 +106,8 @@ def clean_up(
         if problem:
             leftovers.append({"path": cgroup.path, "reason": problem})
     clean, evidence = prove_clean(baseline, {pid for pid, _ in known()}, len(stopped.leftovers))
-    if clean is True and (hidden or problem):
-        clean, evidence = "unknown", str(problem or hidden)
+    if clean is True and (hidden or unremoved):
+        clean, evidence = "unknown", str(unremoved or hidden)
     return Cleanup(stopped=stopped, clean=clean, evidence=evidence, leftovers=leftovers, oom_kills=oom_kills)
 
 

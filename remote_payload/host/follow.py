@@ -59,17 +59,23 @@ class FollowKeeper:
         self._started = -RESTART_S
 
     def ensure(self) -> None:
-        """Start it if the plan asks for one and none runs. Raises OSError if it cannot be started."""
+        """Start it if the plan asks for one and none runs; a job goes on without, if it cannot be started."""
         if not self._wanted or (self._process is not None and self._process.poll() is None):
             return
         if time.monotonic() - self._started < RESTART_S:
             return
         self._started = time.monotonic()
         request = {"workdir": self._workdir, "run_id": self._run_id}
-        self._process = start_verb("follow", request, run_id=self._run_id, log=self._paths.supervisor_log)
+        try:
+            self._process = start_verb("follow", request, run_id=self._run_id, log=self._paths.supervisor_log)
+        except OSError as error:  # no memory, no process left, a full disk: tried again at the next look
+            complain("the follower could not be started: %s" % error)
 
     def finish(self) -> None:
-        """Have it look once more, and end it; one that is stuck in an expression is killed."""
+        """Have it look once more, and end it; one that is stuck in an expression is killed.
+
+        Raises OSError (a full disk), subprocess.TimeoutExpired (it is stuck inside the kernel).
+        """
         if self._process is None:
             return
         os.close(os.open(os.path.join(self._paths.folder, STOP), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -84,13 +90,16 @@ class FollowKeeper:
 
 
 def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
-    """Verb `follow`: {"workdir", "run_id"}: run until the supervisor says so, or is gone."""
+    """Verb `follow`: {"workdir", "run_id"}: run until the supervisor says so or is gone, or the run has ended."""
     paths = Layout(request["workdir"]).run(request["run_id"])
     plan = read_json(paths.plan) or {}
     host, parent = plan["host"]["name"], os.getppid()
     progress = Progress(paths, plan) if plan["job"].get("watched") else None
     while True:
-        last = os.path.exists(os.path.join(paths.folder, STOP)) or os.getppid() != parent
+        # A supervisor that died before we asked for our parent is known by the result alone, which `stop` writes.
+        last = (
+            os.getppid() != parent or os.path.exists(os.path.join(paths.folder, STOP)) or os.path.exists(paths.result)
+        )
         if progress is not None:
             progress.look()
         collect_faults(paths, plan["run_id"], host)

@@ -104,6 +104,21 @@ def open_pipe(paths: RunPaths) -> int:
     return descriptor
 
 
+def write_within(pipe: int, data: bytes, timeout_s: float) -> bool:
+    """Write into the log's FIFO; False if it took no more within `timeout_s` seconds, and the rest was left out.
+
+    The descriptor is the job's too, so it stays blocking: only as much is written at once as always finds room.
+    """
+    deadline = time.monotonic() + timeout_s
+    poll = select.poll()
+    poll.register(pipe, select.POLLOUT)
+    for begin in range(0, len(data), select.PIPE_BUF):
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            return False
+        write_all(pipe, data[begin : begin + select.PIPE_BUF])
+    return True
+
+
 def close_log(paths: RunPaths, pipe: int, keeper: PumpKeeper, timeout_s: float) -> Optional[str]:
     """Have all that was printed written to the log, then end the pump; `pipe` comes from `open_pipe`.
 

@@ -197,7 +197,11 @@ def sweep(payloads: str) -> None:
 
     for name in os.listdir(payloads):
         path = os.path.join(payloads, name)
-        if name.startswith(_STAGING) and time.time() - os.lstat(path).st_mtime > _STALE_S:
+        try:
+            stale = name.startswith(_STAGING) and time.time() - os.lstat(path).st_mtime > _STALE_S
+        except FileNotFoundError:
+            continue  # another push has just put it in its place
+        if stale:
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -14,7 +14,6 @@ from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.children import CommandFailed, reap_adopted, registering
 from remote_payload.host.envfile import read_env_file, with_python_first
 from remote_payload.host.errors import HostError
-from remote_payload.host.files import write_all
 from remote_payload.host.finish import Ending
 from remote_payload.host.follow import FollowKeeper
 from remote_payload.host.layout import Layout, RunPaths
@@ -22,7 +21,7 @@ from remote_payload.host.leftovers import busy_gpus
 from remote_payload.host.liveness import Stat, identity, read_stat
 from remote_payload.host.members import HELPER_ENV, RUN_ENV, Tree, find_descendants, snapshot, stop_members
 from remote_payload.host.protocol import EndReason, ProcessIdentity
-from remote_payload.host.pump import PumpKeeper
+from remote_payload.host.pump import PumpKeeper, write_within
 from remote_payload.host.uploads import place
 from remote_payload.host.usage import OutputLimit
 from remote_payload.host.watchdog import Watchdog
@@ -39,9 +38,11 @@ LOOK_S = 1.0
 TREE_S = 2.0
 """How often the process tree is recorded; a pass over /proc takes some 20 ms on a busy host."""
 
-
 STACKS_BYTES = 256 << 10
 """Of stacks that go into the log: a quarter of the pipe, which is empty when a job has been silent."""
+
+STACKS_WRITE_S = 5.0
+"""For one process's stacks. Where pipe memory is short, the pipe is smaller than they are; the pump may be late."""
 
 SETTLE_S = 3.0
 """For what a program leaves to end by itself, as Python's resource tracker does once its pipe is closed."""
@@ -207,7 +208,12 @@ def _tell_stacks(run: Run) -> None:
         text = "\nctl: %s\n" % stacks.text_of(record)
         data = text.encode("utf-8", "replace")[:room]
         room -= len(data)
-        write_all(run.pipe, data)
+        run.keeper.ensure()
+        if not write_within(run.pipe, data, STACKS_WRITE_S):
+            room = 0  # nobody empties the pipe: the disk is full, or the job still writes
+        run.beat()
+        if run.stop_requested():
+            return  # 64 processes that cannot be read take twenty minutes, and somebody waits
 
 
 def _spawn(step: Dict[str, Any], run: Run) -> "subprocess.Popen[bytes]":

@@ -137,8 +137,11 @@ def _stop_in_its_place(workdir: str, paths: RunPaths, run: Dict[str, Any], grace
         keeper=keeper,
         cgroup=cgroup,
     )
-    collect_faults(paths, run_id, plan["host"]["name"])
     leftovers = list(done.leftovers)
+    try:
+        collect_faults(paths, run_id, plan["host"]["name"])
+    except OSError as error:  # the job's own folder may hold anything, and the run has to end all the same
+        leftovers.append({"path": paths.faults, "reason": "fatal signals are not told: %s" % error})
     for path in baseline.leases if baseline else []:
         problem = clear_record(path, run_id, done.clean is True)
         if problem:

@@ -332,7 +332,10 @@ class Supervisor:
             traceback.print_exc()
             reason = {"reason": "the cleaning up failed: %s" % _describe(error)}
             done = Cleanup(stopped=StopReport([], []), clean="unknown", evidence=reason["reason"], leftovers=[reason])
-        self._follower.finish()  # after the log is whole, before the summary is made
+        try:
+            self._follower.finish()  # after the log is whole, before the summary is made
+        except Exception:  # noqa: BLE001 - told in supervisor.log; lease and result.json must not depend on it
+            traceback.print_exc()
         sampler.stop()
         self._update(job=None)
         if self._lease is not None:

@@ -66,9 +66,9 @@ def _answer(out: BinaryIO, request: Dict[str, Any], output: Any, **more: Any) ->
     out.write(json.dumps(document).encode() + b"\n")
 
 
-def _writers(request: Dict[str, Any], path: str, marker: Optional[Dict[str, Any]]) -> List[str]:
-    """Return the runs under way that write into `path`: of this workdir, and any whose lease and marker are there."""
-    layout = Layout(request["workdir"])
+def runs_under_way(workdir: str, path: str) -> Set[str]:
+    """Return the runs of this workdir that are not over and own `path`, a folder above it or one below it."""
+    layout = Layout(workdir)
     found: Set[str] = set()
     for name in os.listdir(layout.runs) if os.path.isdir(layout.runs) else []:
         if not RUN_ID.fullmatch(name):
@@ -79,6 +79,12 @@ def _writers(request: Dict[str, Any], path: str, marker: Optional[Dict[str, Any]
                 found.add(name)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             found.add(name)  # of a run whose records cannot be read, nobody can say that it is over
+    return found
+
+
+def _writers(request: Dict[str, Any], path: str, marker: Optional[Dict[str, Any]]) -> List[str]:
+    """Return the runs under way that write into `path`: of this workdir, and any whose lease and marker are there."""
+    found = runs_under_way(request["workdir"], path)
     if marker is not None:
         leases = list_leases(lease_folder(request.get("lease_dir"), create=False))
         found.update(str(marker["run_id"]) for lease in leases if lease.get("run_id") == marker["run_id"])

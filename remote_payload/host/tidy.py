@@ -17,7 +17,7 @@ from remote_payload.host.children import reap_adopted
 from remote_payload.host.clear import clear
 from remote_payload.host.errors import HostError
 from remote_payload.host.finish import read_baseline
-from remote_payload.host.layout import RUN_ID, Layout, RunPaths
+from remote_payload.host.layout import OUTPUT_LEDGER, RUN_ID, Layout, RunPaths
 from remote_payload.host.lease import lease_folder, list_leases
 from remote_payload.host.leftovers import delete_shm, find_shm
 from remote_payload.host.listing import scan
@@ -26,16 +26,18 @@ from remote_payload.host.members import Key, find_members, recorded, stop_member
 from remote_payload.host.protocol import EndReason, RunState, Stale, check_record
 from remote_payload.host.ps import Standing, judge_run
 from remote_payload.host.stop import stop_run
+from remote_payload.host.sweeping import runs_under_way
 
 GRACE_S = 10.0
 """Between TERM and KILL: a worker whose driver process is dead has nothing left to save."""
 
 Action = Dict[str, Any]
-"""{"kind", "run_id", "why", "processes": [{pid, comm, start_ticks}], "files": [path], "path", "root", "adopt",
+"""{"kind", "run_id", "why", "processes": [{pid, comm, start_ticks}], "files": [path], "path", "root",
 "digest", "entries", "bytes", "examples": [relative path]}; what a kind has no use for is empty.
 
 Kinds: "stop" a run whose supervisor is dead (its processes, shared memory and lease), "kill" processes that a run
-left when it ended, "shm" delete its files in /dev/shm, "output" delete the samples of a run that did not succeed.
+left when it ended, "shm" delete its files in /dev/shm, "output" delete the samples of runs none of which
+succeeded.
 """
 
 
@@ -87,7 +89,7 @@ def make_plan(workdir: str, lease_dir: Optional[str], outputs: List[Dict[str, An
             actions += _of_run(run_id, paths, standings[run_id], leased)
         except (OSError, ValueError, KeyError, TypeError):
             continue  # damaged records prove nothing, so nothing of such a run is touched; `ps` shows it
-    actions += [found for output in outputs for found in _of_output(output, standings)]
+    actions += [found for output in outputs for found in _of_output(output, workdir, standings)]
     return actions
 
 
@@ -176,16 +178,20 @@ def _shm_of(paths: RunPaths, run: Dict[str, Any]) -> List[str]:
     return found
 
 
-def _of_output(output: Dict[str, Any], standings: Dict[str, Standing]) -> List[Action]:
+def _of_output(output: Dict[str, Any], workdir: str, standings: Dict[str, Standing]) -> List[Action]:
     listing = scan(output["path"], output["root"])
     marker = listing["marker"] or {}
     run_id = str(marker.get("run_id"))
     standing = standings.get(run_id)
     if output["stale"] == Stale.RESUME.value or not listing["entries"] or listing["digest"] is None:
         return []  # what is resumed is worth something; what is empty or cannot be listed is not to be cleared
-    if standing is None or not standing.is_over or marker.get("owner") != user_name(os.getuid()):
+    if standing is None or marker.get("owner") != user_name(os.getuid()) or listing["others"]:
         return []
-    if standing.end_reason == EndReason.SUCCEEDED.value or listing["others"]:
+    # The marker names the last run that claimed the folder. Those that it resumed wrote the rest of it, and another
+    # share may be writing at this moment.
+    if not all(_is_worthless(standings.get(each)) for each in {run_id, *_writers_in_ledger(output["path"])}):
+        return []
+    if runs_under_way(workdir, output["path"]):
         return []
     why = "of a run that did not succeed (%s)" % (standing.end_reason or standing.state.value)
     examples = [example["path"] for example in listing["examples"][:5]]
@@ -195,6 +201,18 @@ def _of_output(output: Dict[str, Any], standings: Dict[str, Standing]) -> List[A
             entries=listing["entries"], bytes=listing["bytes"], examples=examples,
         )
     ]  # fmt: skip
+
+
+def _is_worthless(standing: Optional[Standing]) -> bool:
+    """Say whether a run is known to be over and not to have succeeded."""
+    return standing is not None and standing.is_over and standing.end_reason != EndReason.SUCCEEDED.value
+
+
+def _writers_in_ledger(path: str) -> Set[str]:
+    """Return the runs, of any host, that have a ledger in an output folder."""
+    folder = os.path.join(path, OUTPUT_LEDGER)
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return {name.split(".", 1)[0] for name in names if name.endswith(".jsonl")}
 
 
 def _known(paths: RunPaths) -> Set[Key]:

@@ -12,8 +12,9 @@ from support import podman
 from support.commandhost import CommandHost
 from support.hostrun import wait_until
 
-from remote_payload.host import container
-from remote_payload.host.layout import RunPaths
+from remote_payload.host import container, finish
+from remote_payload.host.layout import Layout, RunPaths
+from remote_payload.host.pump import PumpKeeper, open_pipe
 
 DOCKER = """#!/bin/sh
 # What matters of Docker: the client is ours, the container is not, and lives on until it is removed by name.
@@ -95,8 +96,12 @@ def test_a_container_is_stopped_and_removed(host: CommandHost, programs: Path) -
     assert container.end(RunPaths(paths.folder))[1] is None
 
 
-@pytest.mark.parametrize(("how_long", "reason"), [("0", "job-failed"), ("300", "limit-exceeded")])
-def test_docker_is_removed_by_name_and_leaves_the_gpus_unknown(host: CommandHost, how_long: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("how_long", "limit", "reason"), [("0", "600", "job-failed"), ("300", "3", "limit-exceeded")]
+)
+def test_docker_is_removed_by_name_and_leaves_the_gpus_unknown(
+    host: CommandHost, how_long: str, limit: str, reason: str
+) -> None:
     folder = host.folder / "docker"
     folder.mkdir()
     (folder / "docker").write_text(DOCKER.format(folder=folder))
@@ -106,7 +111,7 @@ def test_docker_is_removed_by_name_and_leaves_the_gpus_unknown(host: CommandHost
         'argv = ["python", "train.py"]\ncwd = "{output}"\nsecrets = ["API_TOKEN"]\n'
         f'[env]\nHOW_LONG = "{how_long}"\n[[outputs]]\npath = "{host.outputs}/o"\n'
         '[container]\nruntime = "docker"\nimage = "vllm/vllm-openai:v0.24.0"\nmounts = ["/models:/models:ro"]\n'
-        "[limits]\nstop_grace = 1\ntime_limit = 3\n",
+        f"[limits]\nstop_grace = 1\ntime_limit = {limit}\n",
         "--lr", "1",
         host={"secrets": {"API_TOKEN": {"env": "API_TOKEN"}}},
     )  # fmt: skip
@@ -125,6 +130,20 @@ def test_docker_is_removed_by_name_and_leaves_the_gpus_unknown(host: CommandHost
     assert "/models:/models:ro" in words
     if os.getuid() != 0:
         assert words[words.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
+
+
+def test_a_container_that_could_not_be_removed_is_not_forgotten_for_a_log_that_was_drained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = Layout(str(tmp_path)).run("20260101-000000-000000")
+    monkeypatch.setattr(container, "end", lambda _: (None, "the container may still run"))
+    monkeypatch.setattr(finish, "prove_clean", lambda *_: (True, "no process, no memory in use"))
+    done = finish.clean_up(
+        paths, find=list, reap=lambda: None, known=set, grace_s=0.0, baseline=None, started=0.0,
+        pipe=open_pipe(paths), keeper=PumpKeeper(str(tmp_path), "20260101-000000-000000"), cgroup=None,
+    )  # fmt: skip
+    assert (done.clean, done.evidence) == ("unknown", "the container may still run")
+    assert [left["reason"] for left in done.leftovers] == ["the container may still run"]
 
 
 def test_gpus_are_named_as_each_runtime_wants_them(tmp_path: Path) -> None:

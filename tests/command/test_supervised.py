@@ -95,6 +95,24 @@ def test_a_flood_of_a_gigabyte_is_counted_to_the_byte(host: CommandHost) -> None
     assert (last["done"], last["total"], last["unit"]) == (1000, 1000, "steps")
 
 
+def test_a_follower_that_cannot_be_ended_keeps_no_run_from_ending(host: CommandHost) -> None:
+    script(host, "import os; os.mkdir(os.environ['CTL_RUN_DIR'] + '/follow.stop')")
+    ended = host.finish(playbook(host))
+    assert (ended["end_reason"], ended["gpus_clean"], ended["leftovers"]) == ("succeeded", True, [])
+
+
+def test_a_stop_ends_a_run_whatever_lies_among_its_fault_files(host: CommandHost) -> None:
+    folder = "os.environ['CTL_RUN_DIR'] + '/faults/folder'"
+    script(host, f"import os, time; os.mkdir({folder}); print('waiting', flush=True); time.sleep(600)")
+    plan = playbook(host)
+    paths = host.launch(plan)
+    wait_until(lambda: b"waiting" in host.log(paths), "the job waits")
+    host.kill_supervisor(paths)
+    answer = host.ask("stop", {"run_id": plan["run_id"], "grace_s": 1, "force": False})
+    assert (answer["state"], answer["end_reason"]) == ("finished", "stopped")
+    assert "fatal signals are not told" in answer["leftovers"][0]["reason"]
+
+
 @pytest.mark.parametrize(("code", "reason"), [("0", "succeeded"), ("9", "job-failed")])
 def test_a_daemon_that_ignores_term_does_not_outlive_its_run(host: CommandHost, code: str, reason: str) -> None:
     script(host, DAEMON)

@@ -153,7 +153,7 @@ def test_a_python_of_no_environment_is_refused_before_the_host_is_asked(python: 
     assert refused.value.code == "no-environment"
 
 
-def test_an_index_url_with_a_password_is_refused_and_not_repeated() -> None:
+def test_a_url_with_a_password_is_refused_and_not_repeated() -> None:
     words = index_words(
         index_url="https://a.example", extra_index_urls=["https://b"], find_links=["/w"], no_index=True
     )
@@ -164,3 +164,10 @@ def test_an_index_url_with_a_password_is_refused_and_not_repeated() -> None:
         index_words(index_url="https://me:hunter2@a.example", extra_index_urls=(), find_links=(), no_index=False)
     assert refused.value.code == "secret-in-argv"
     assert "hunter2" not in str(refused.value.to_dict())
+    for wheel in ("https://me:hunter2@a.example/w/vllm-0.33.1-cp38-abi3-linux_x86_64.whl", "https://me@a.example/x"):
+        with pytest.raises(CtlError) as refused:
+            plan_change(host(), Wish(vllm=wheel), found())
+        assert refused.value.code == "secret-in-argv"
+        assert "hunter2" not in f"{refused.value.what} {refused.value.why} {refused.value.fix}"
+    with pytest.raises(UsageError, match="not valid"):
+        index_words(index_url="http://[a", extra_index_urls=(), find_links=(), no_index=False)

@@ -81,6 +81,9 @@ def test_what_is_no_model(text: str) -> None:
 def test_a_model_goes_below_the_workdir_unless_a_place_is_named() -> None:
     assert model_folder(HOST, "org/tiny", None) == "/ctl/models/org/tiny"
     assert model_folder(HOST, "org/tiny", "/models/x/") == "/models/x"
-    for place in ("/ctl", "/ctl/runs/x", "/ctl/payload", "/ctl/data", "/data/out/model", "/data", "~/x", "../x", "/"):
+    for place in (
+        "/ctl", "/ctl/runs/x", "/ctl/payload", "/ctl/data", "/ctl/files", "/data/out/model", "/data", "~/x", "../x",
+        "/",
+    ):  # fmt: skip
         with pytest.raises(UsageError):
             model_folder(HOST, "org/tiny", place)

@@ -152,6 +152,7 @@ def test_output_outside_the_roots_is_refused(path: str) -> None:
         "/srv/ctl/runs",
         "/srv/ctl/runs/x",
         "/srv/ctl/payload/x",
+        "/srv/ctl/files/blobs",
         "/srv/models",
         "/srv/models/m",
         "/srv/models/m/out",

@@ -131,11 +131,30 @@ def test_shards_that_were_not_asked_for_are_no_problem(job: Job) -> None:
     ]  # fmt: skip
 
 
-def test_a_file_name_that_leaves_the_folder_is_refused(job: Job) -> None:
-    job.hub.files["../outside"] = b"x"
+@pytest.mark.parametrize(
+    "name", ["../outside", "a/../../outside", "./.ctl-model.json", ".ctl-partial/x", ".ctl-replaced/x"]
+)
+def test_a_file_name_that_leaves_the_folder_or_is_ours_is_refused(job: Job, name: str) -> None:
+    job.hub.files[name] = b"x"
     assert job.run() == 1
     assert job.events("problem")[-1]["code"] == "hub-name"
     assert not (job.root / "outside").exists()
+    assert not job.folder.exists()
+
+
+def test_a_folder_that_cannot_be_looked_at_is_no_fault_of_the_hub(job: Job) -> None:
+    job.folder.mkdir()
+    (job.folder / ".ctl-model.json").write_text("not json")
+    query = {
+        "repo": job.hub.repo, "revision": COMMIT, "include": [], "exclude": [], "folder": str(job.folder),
+    }  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_ENDPOINT": job.hub.url, "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "remote_payload.extract.hub"], input=json.dumps(query).encode(), env=env,
+        capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    (line,) = done.stdout.splitlines()[1:]
+    assert json.loads(line.partition(b" ")[2])["error"]["code"] == "folder-unreadable"
 
 
 def test_files_of_the_same_contents_do_not_get_in_each_others_way(job: Job) -> None:

@@ -254,3 +254,10 @@ def test_the_program_reports_errors_as_json(tmp_path: Path) -> None:
     error = json.loads(done.stdout.splitlines()[-1])["error"]
     assert error["code"] == "push-damaged"
     assert all(error[key] for key in ("what", "why", "fix"))
+
+
+def test_a_push_that_ends_while_another_sweeps_disturbs_it_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "listdir", lambda _: [".incoming-installed-since"])
+    receive.sweep(str(tmp_path))

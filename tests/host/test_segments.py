@@ -12,7 +12,7 @@ from support.hostrun import HostRun, wait_until
 from controller.stages.mirror import Mirror, read_part
 from remote_payload.host.framing import FrameReader
 from remote_payload.host.layout import RunPaths
-from remote_payload.host.pump import open_pipe, pump
+from remote_payload.host.pump import PIPE_BYTES, open_pipe, pump, write_within
 from remote_payload.host.segments import DEFAULT_CAP_BYTES, LogFiles, Segments, cap_of, read_gaps, segment_number
 
 LINE = "%07d " + "x" * 91  # 100 bytes with its newline
@@ -150,3 +150,12 @@ def test_a_reader_that_follows_over_the_cap_gets_marker_and_end(host: HostRun) -
     assert frames[-1][0]["type"] == "end"
     assert frames[-1][0]["state"] == "finished"
     assert host.read(paths.result)["end_reason"] == "succeeded"
+
+
+def test_a_pipe_that_nobody_empties_holds_up_nobody(files: LogFiles) -> None:
+    pipe = open_pipe(RunPaths(os.path.dirname(files.folder)))
+    text = b"the stacks\n" * 1000
+    assert write_within(pipe, text, 60.0)
+    assert os.read(pipe, len(text)) == text
+    assert not write_within(pipe, b"x" * (2 * PIPE_BYTES), 0.1)
+    os.close(pipe)

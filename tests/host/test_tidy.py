@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.hostrun import HostRun, wait_until
 
 from remote_payload.host.liveness import read_stat
@@ -85,3 +86,35 @@ def test_output_goes_only_if_its_run_failed_and_nobody_wants_it(host: HostRun, t
     done = tidy(host, planned["digest"], outputs=[output])[1]
     assert done["done"][0]["text"] == f"1 entries deleted from {root / 'out'}, 0 left"
     assert os.listdir(root / "out") == [".ctl-owner.json"]
+
+
+def failed_output(host: HostRun, folder: Path) -> dict[str, Any]:
+    """Have a run fail after it wrote one sample into `folder`; return the output as a playbook owns it."""
+    output = {"path": str(folder), "root": str(folder.parent), "stale": "fail", "adopt": False}
+    folder.parent.mkdir()
+    write = f"import os; open({str(folder / 'hs_0.safetensors')!r}, 'w').write('x' * 9); os._exit(3)"
+    owned = {**output, "digest": None, "entries": 0, "bytes": 0}
+    plan = host.plan({"name": "clear", "kind": "clear"}, host.python(write), job={"outputs": [owned]})
+    assert host.run(plan)["end_reason"] == "job-failed"
+    assert [action["kind"] for action in tidy(host, outputs=[output])[1]["actions"]] == ["output"]
+    return output
+
+
+def test_output_into_which_another_run_writes_at_this_moment_stays(host: HostRun, tmp_path: Path) -> None:
+    output = failed_output(host, tmp_path / "root" / "out")
+    owned = {**output, "stale": "resume", "digest": None, "entries": 0, "bytes": 0}
+    share = host.launch(host.plan(host.python("import time; time.sleep(600)"), job={"outputs": [owned]}))
+    host.job(share)
+    assert tidy(host, outputs=[output])[1]["actions"] == []
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["of this host", "of another host"])
+def test_output_stays_if_a_run_that_did_not_fail_wrote_part_of_it(host: HostRun, tmp_path: Path, known: bool) -> None:
+    output = failed_output(host, tmp_path / "root" / "out")
+    plan = host.plan(host.python("pass"))
+    if known:
+        assert host.run(plan)["end_reason"] == "succeeded"
+    ledger = tmp_path / "root" / "out" / ".ctl-ledger" / f"{plan['run_id']}.rank-0.jsonl"
+    ledger.parent.mkdir()
+    ledger.write_text("{}\n")
+    assert tidy(host, outputs=[output])[1]["actions"] == []

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.terminal import Terminal
+
+from controller.ui import keys
 
 CHECKOUT = Path(__file__).parents[2]
 RUNS = CHECKOUT / "tests" / "data" / "runs"
@@ -131,3 +134,18 @@ def test_a_signal_ends_it_with_the_terminal_as_it_was(
     code = 0 if number is signal.SIGINT else 128 + number
     assert terminal.answer("echo code $?") == f"code {code}"
     assert terminal.mode() == (True, True)
+
+
+def test_a_terminal_that_is_gone_ends_the_reader_and_its_end_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.openpty()
+    monkeypatch.setattr(keys, "in_foreground", lambda _: True)
+    reader = keys.KeyReader(theirs, lambda key: None)
+    reader.start()
+    (thread,) = [each for each in threading.enumerate() if each.name == "ctl-keys"]
+    os.close(ours)
+    thread.join(60.0)
+    assert not thread.is_alive()
+    monkeypatch.setattr(keys, "in_foreground", lambda _: False)
+    reader.stop()
+    assert not reader.running
+    os.close(theirs)

@@ -1,0 +1,117 @@
+"""Playbooks of extractions: defaults, what is refused and how the refusal speaks, and overrides."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.core.errors import ConfigError, UsageError
+from controller.core.model import CapturePath, Overrides, Playbook
+from controller.core.playbook import override, parse_playbook
+from remote_payload.host.protocol import Stale
+
+PLAYBOOK = """\
+schema = 1
+[model]
+path = "models/m"
+[data]
+path = "data/d.jsonl"
+[output]
+path = "states/m"
+"""
+
+
+def playbook(text: str = PLAYBOOK) -> Playbook:
+    return parse_playbook("m", "/project/playbooks/m.toml", text)
+
+
+def playbook_refused(text: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        playbook(text)
+    return caught.value
+
+
+def test_playbook_has_the_documented_defaults() -> None:
+    made = playbook()
+    assert made.kind == "extract"
+    assert made.capture.boundaries == "eagle3"
+    assert made.capture.path is CapturePath.AUTO
+    assert made.output.stale is Stale.FAIL
+    assert made.engine.arguments == {}
+
+
+def test_durations_are_seconds_or_text() -> None:
+    limits = playbook(
+        PLAYBOOK + '[limits]\nload_timeout = "1h30m"\nsilence_timeout = 90\ntime_limit = "none"\nstop_grace = "45s"\n'
+    ).limits
+    assert (limits.load_timeout, limits.silence_timeout, limits.time_limit, limits.stop_grace) == (5400, 90, None, 45)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1000000", 10**6), ('"4GiB"', 4 << 30), ('"500MB"', 5 * 10**8), ('"1.5 kB"', 1500), ('"64KiB"', 1 << 16)],
+)
+def test_log_cap_is_bytes_or_text(text: str, count: int) -> None:
+    assert playbook(PLAYBOOK + f"[limits]\nlog_cap = {text}\n").limits.log_cap == count
+
+
+@pytest.mark.parametrize("value", ['"4gib"', '"GiB"', '""', '"4 G"', "0", '"0MB"', "-1", "1.5", "true", '"none"'])
+def test_bad_log_cap_is_refused(value: str) -> None:
+    error = playbook_refused(PLAYBOOK + f"[limits]\nlog_cap = {value}\n")
+    assert error.data["key"] == "limits.log_cap"
+
+
+@pytest.mark.parametrize("value", ['"30"', '"m"', '""', '"1m30"', "0", '"0s"', "true", "inf", '"-5m"'])
+def test_bad_duration_is_refused(value: str) -> None:
+    error = playbook_refused(PLAYBOOK + f"[limits]\nload_timeout = {value}\n")
+    assert error.data["key"] == "limits.load_timeout"
+    assert error.what.startswith("/project/playbooks/m.toml:9")
+
+
+@pytest.mark.parametrize(
+    ("added", "key", "says"),
+    [
+        ("[capture]\nboundaries = [2, 2]", "capture.boundaries", "twice"),
+        ("[capture]\nboundaries = [-1]", "capture.boundaries", "-1 is negative"),
+        ("[capture]\nboundaries = []", "capture.boundaries", "non-empty"),
+        ("[capture]\nboundaries = [1.5]", "capture.boundaries", "whole numbers"),
+        ("[capture]\nboundaries = [true]", "capture.boundaries", "whole numbers"),
+        ('[capture]\nboundaries = "eagle"', "capture.boundaries", "eagle3"),
+        ('[capture]\npath = "magic"', "capture.path", "native"),
+        ('[capture]\nfinal_norm = "no"', "capture.final_norm", ""),
+        ('[engine]\nworker_cls = "x"', "engine", "remove `worker_cls`"),
+        ("[engine]\nenable_prefix_caching = false", "engine", "not computed"),
+        ('[engine]\nhf_token = "hf_x"', "engine", "secrets"),
+        ("[engine]\nmax-num-seqs = 4", "engine", "max_num_seqs"),
+        ("[engine]\ntensor_parallel_size = 0", "engine.tensor_parallel_size", ""),
+        ("[engin]\n", "engin", "did you mean `engine`?"),
+        ('name = "m"\n', "output.name", ""),
+        ('[env]\nSPT_NOENV = "0"', "env.SPT_NOENV", "SPT_NOENV"),
+    ],
+)
+def test_bad_playbook_value_is_refused_with_its_key(added: str, key: str, says: str) -> None:
+    error = playbook_refused(PLAYBOOK + added + "\n")
+    assert error.data["key"] == key
+    assert says in f"{error.what} {error.why} {error.fix}"
+
+
+@pytest.mark.parametrize("path", ["", "~/m", "a/../../b", "a\\u0000b"])
+def test_bad_remote_path_is_refused(path: str) -> None:
+    assert playbook_refused(PLAYBOOK.replace("states/m", path)).data["key"] == "output.path"
+
+
+def test_missing_section_and_name_are_reported() -> None:
+    error = playbook_refused("schema = 1\n[model]\npath = 'm'\n")
+    assert "lacks `data`" in error.what
+    assert "lacks `output`" in error.why
+    assert "`name`" in playbook_refused('name = "x"\n' + PLAYBOOK).what
+
+
+def test_overrides_replace_and_are_checked_under_the_flags_name() -> None:
+    made = override(playbook(), Overrides(stale="clear", max_samples=5, capture="hooks", output="states/other"))
+    assert (made.output.stale, made.output.path) == (Stale.CLEAR, "states/other")
+    assert (made.data.max_samples, made.capture.path) == (5, CapturePath.HOOKS)
+    assert override(playbook(), Overrides()) == playbook()
+    for overrides, flag in ((Overrides(stale="restart"), "--stale"), (Overrides(max_samples=0), "--max-samples")):
+        with pytest.raises(UsageError) as caught:
+            override(playbook(), overrides)
+        assert caught.value.what.startswith(flag)
