@@ -198,9 +198,15 @@ def _survey(playbook: CommandPlaybook, outputs: Sequence[OwnedOutput], inside: C
     given = section.paths if section else ()
     paths = [inside(path) for path in given] or [output["path"] for output in outputs]
     files = [inside(path) for path in playbook.success.files]
+    expect = section.expect.model_dump(mode="json", exclude_none=True, exclude_defaults=True) if section else {}
+    if expect and not paths:
+        raise ConfigError(
+            f"{playbook.origin}: [summary.expect] expects something of no file",
+            why="there are neither [[outputs]] nor `paths` of [summary]",
+            fix="name in `paths` of [summary] what the command writes",
+        )
     if not paths and not files:
         return None
-    expect = section.expect.model_dump(mode="json", exclude_none=True) if section else {}
     sample = section.sample_files if section else 16
     return {"paths": paths, "files": files, "sample_files": sample, "expect": expect}
 

@@ -18,9 +18,7 @@ TENSORS_SHOWN = 8
 
 def survey_rows(survey: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     """Yield the rows of a summary that tell of a survey: amounts, what could not be read, NaN in which sample."""
-    amount = (
-        f"{plural(int(survey.get('files') or 0), 'file')}, {bytes_text(survey.get('bytes'))} of tensors and records"
-    )
+    amount = f"{plural(int(survey.get('files') or 0), 'file')}, {bytes_text(survey.get('bytes'))}"
     if survey.get("records"):
         amount += f", {count_text(survey['records'])} records"
     yield "files", Text(amount)

@@ -21,7 +21,7 @@ from remote_payload.host.layout import OUTPUT_LEDGER, RunPaths
 from remote_payload.survey.child import Reader
 from remote_payload.survey.expect import compare
 from remote_payload.survey.facts import KINDS
-from remote_payload.survey.groups import MAX_GROUPS, Group, Key, key_of, spread
+from remote_payload.survey.groups import MAX_GROUPS, Group, Key, Unread, key_of, spread
 
 TELL_S = 5.0
 """Between two lines about how far it is: the silence limit holds for this step too."""
@@ -34,40 +34,46 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return {"survey", "problems"} of the files that a plan's `survey` names."""
     groups: dict[Key, Group] = {}
     damaged: list[dict[str, str]] = []
-    unread: dict[str, dict[str, Any]] = {}
+    unread = Unread()
     others = 0
+    total_bytes = 0
     folder = _common(request["paths"])
     with Reader() as reader:
         paths = list(files_of(request["paths"]))
         for path in _told(paths, "files are read"):
             kind = KINDS.get(os.path.splitext(path)[1])
+            try:
+                size = os.path.getsize(path)
+                answer = reader.ask(path, nan=False) if kind else {}
+            except OSError as error:  # a link to nothing
+                answer = {"damaged": error.strerror or str(error)}
+            if "damaged" in answer:
+                damaged.append({"path": path, "why": answer["damaged"]})
+                continue
+            total_bytes += size
             if kind is None:
                 others += 1
-                continue
-            answer = reader.ask(path, nan=False)
-            if "facts" in answer:
+            elif "facts" in answer:
                 facts = answer["facts"]
-                groups.setdefault(key_of(kind, facts), Group(kind)).add(path, os.path.getsize(path), facts)
-            elif "unreadable" in answer:
-                record = unread.setdefault(kind, {"kind": kind, "files": 0, "why": answer["unreadable"]})
-                record["files"] += 1
+                groups.setdefault(key_of(kind, facts), Group(kind)).add(path, size, facts)
             else:
-                damaged.append({"path": path, "why": answer["damaged"]})
+                unread.add(kind, answer["unreadable"])
         order = sorted(groups.values(), key=lambda group: -len(group.paths))
-        nan = _nan(order, request["sample_files"], reader)
+        nan, unsearched = _nan(order, request["sample_files"], reader)
     totals = {
         "files": len(paths) - len(damaged),
-        "bytes": sum(group.bytes for group in order),
+        "bytes": total_bytes,
         "records": sum(group.records or 0 for group in order),
     }
+    nan["of_files"] += unread.files
     problems = [
         *_damaged(damaged),
         *_missing(request["files"]),
-        *compare(request["expect"], order, totals, nan),
+        *compare(request["expect"], order, totals, nan, unread=unread, unsearched=unsearched),
     ]
     document = {
         **totals, "folder": folder, "other_files": others, "damaged": damaged[:LISTED],
-        "unread": list(unread.values()),
+        "unread": [*unread.records(), *unsearched.records("values not looked at: ")],
         "groups": [group.record(folder) for group in order[:MAX_GROUPS]],
         "groups_left_out": max(0, len(order) - MAX_GROUPS), "nan": nan,
     }  # fmt: skip
@@ -98,21 +104,25 @@ def _below(path: str) -> Iterator[str]:
         )
 
 
-def _nan(groups: Sequence[Group], sample_files: int, reader: Reader) -> dict[str, Any]:
-    """Look for NaN in a sample of each group's files, and say how large it was."""
+def _nan(groups: Sequence[Group], sample_files: int, reader: Reader) -> tuple[dict[str, Any], Unread]:
+    """Look for NaN in a sample of each group's files; return how large it was, and what could not be searched."""
+    unsearched = Unread()
     total: dict[str, Any] = {"files": 0, "of_files": 0, "values": 0, "nan": 0, "inf": 0, "first": None}
     chosen = [path for group in groups for path in spread(group.paths, sample_files)]
     total["of_files"] = sum(len(group.paths) for group in groups)
     for path in _told(chosen, "sampled files are searched for NaN"):
-        found = reader.ask(path, nan=True).get("facts", {}).get("nan")
-        if found is None:
-            continue  # it changed since it was read
+        answer = reader.ask(path, nan=True)
+        if "facts" not in answer:  # no library for its values, or it changed since it was read
+            reason = answer.get("unreadable") or answer["damaged"]
+            unsearched.add(KINDS[os.path.splitext(path)[1]], reason)
+            continue
+        found = answer["facts"]["nan"]
         total["files"] += 1
         for name in ("values", "nan", "inf"):
             total[name] += found[name]
         if found["nan"] and total["first"] is None:
             total["first"] = path
-    return total
+    return total, unsearched
 
 
 def _damaged(damaged: Sequence[Mapping[str, str]]) -> Iterator[dict[str, str]]:

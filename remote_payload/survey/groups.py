@@ -15,6 +15,9 @@ MAX_GROUPS = 40
 MAX_TENSORS = 60
 """Told of each group; a document of kilobytes is the aim."""
 
+MAX_UNREAD = 20
+"""Reasons that are told."""
+
 Key = tuple[Any, ...]
 
 
@@ -70,6 +73,30 @@ class _Row:
 
     def shape(self) -> list[Any]:
         return [low if low == high else [low, high] for low, high in zip(self._low, self._high)]
+
+
+class Unread:
+    """Files that could not be looked into, counted by kind and reason."""
+
+    def __init__(self) -> None:
+        self._files: dict[tuple[str, str], int] = {}
+
+    def add(self, kind: str, why: str) -> None:
+        """Count one more file of this kind."""
+        self._files[kind, why] = self._files.get((kind, why), 0) + 1
+
+    @property
+    def files(self) -> int:
+        return sum(self._files.values())
+
+    def records(self, prefix: str = "") -> list[dict[str, Any]]:
+        """Return {"kind", "files", "why"} of the first reasons, for a summary."""
+        rows = list(self._files.items())[:MAX_UNREAD]
+        return [{"kind": kind, "files": files, "why": prefix + why} for (kind, why), files in rows]
+
+    def reason(self, *kinds: str) -> str:
+        """Return the first reason, of one of the kinds if any are given; "" if there is none."""
+        return next((why for kind, why in self._files if not kinds or kind in kinds), "")
 
 
 def pattern(name: str) -> str:

@@ -6,6 +6,7 @@ import json
 import pickle
 import sys
 import time
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,79 @@ def test_what_is_expected(tmp_path: Path, expect: dict[str, Any], problems: list
     for tokens in (3, 9):
         save_file({"states": torch.zeros(tokens, 4)}, tmp_path / f"{tokens}.safetensors")
     assert codes(look(tmp_path, **expect)) == problems
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A Python without numpy, torch or pyarrow, for the child that reads."""
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    executable = str(tmp_path / "bare/bin/python")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(sys, "executable", executable)
+    return executable
+
+
+def test_values_that_nothing_can_look_at_satisfy_no_expectation(tmp_path: Path, bare: str) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    save_file({"x": torch.tensor([float("nan")])}, out / "a.safetensors")
+    found = look(out, nan=0)
+    assert codes(found) == ["expect-nan"]
+    assert found["problems"][0]["what"] == f"nan: not looked at: in 1 file: no numpy in {bare}"
+    assert found["survey"]["unread"] == [
+        {"kind": "safetensors", "files": 1, "why": f"values not looked at: no numpy in {bare}"}
+    ]
+    assert codes(look(out, nan={"max": 5})) == ["expect-nan"]
+    assert codes(look(out, files=1, tensors={"x": {"dtype": "float32"}})) == [], "its header says these"
+
+
+@pytest.mark.parametrize("expect", [{"nan": 0}, {"records": {"max": 9}}, {"tensors": {"x": {"dtype": "float32"}}}])
+def test_files_that_nothing_can_read_satisfy_no_expectation(
+    tmp_path: Path, bare: str, expect: dict[str, Any]
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    save_file({"x": torch.zeros(3)}, out / "a.safetensors")
+    np.save(out / "x.npy", np.zeros(3))
+    (out / "x.parquet").write_bytes(b"PAR1")
+    found = look(out, **expect)
+    (name,) = expect
+    assert f"expect-{name.removesuffix('s') if name == 'tensors' else name}" in codes(found)
+    assert "not looked at" in found["problems"][0]["what"]
+    assert bare in found["problems"][0]["what"]
+    assert {row["kind"] for row in found["survey"]["unread"]} == {"npy", "parquet", "safetensors"}
+    assert found["survey"]["nan"]["of_files"] == 3
+    size = sum(path.stat().st_size for path in out.iterdir())
+    assert codes(look(out, files=3, bytes={"min": size, "max": size})) == [], "what needs no reading is known"
+
+
+@pytest.mark.parametrize("expect", [{"nan": 0}, {"records": {"max": 9}}])
+def test_nothing_satisfies_no_expectation(tmp_path: Path, expect: dict[str, Any]) -> None:
+    assert codes(look(tmp_path, **expect)) == [f"expect-{next(iter(expect))}"], "an empty folder"
+    save_file({"ids": torch.arange(3)}, tmp_path / "ids.safetensors")
+    assert codes(look(tmp_path, **expect)) == [f"expect-{next(iter(expect))}"], "neither floats nor records"
+    (tmp_path / "rows.jsonl").write_text('{"id": 1}\n')
+    assert codes(look(tmp_path, **expect)) == []
+
+
+def test_nan_hides_neither_in_complex_numbers_nor_in_nested_columns(tmp_path: Path, arrow: None) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    bad = torch.tensor([complex(1, float("nan"))])
+    save_file({"x": bad}, tmp_path / "a.safetensors")
+    torch.save({"x": bad}, tmp_path / "a.pt")
+    rows = pyarrow.table({"states": [[[1.0], [float("nan")]], []], "part": [{"loss": float("nan")}, {"loss": 1.0}]})
+    pyarrow.parquet.write_table(rows, tmp_path / "a.parquet")
+    assert look(tmp_path)["survey"]["nan"]["nan"] == 4
+
+    other = tmp_path / "other"
+    other.mkdir()
+    torch.save({"x": torch.zeros(2).to_sparse()}, other / "sparse.pt")
+    np.save(other / "named.npy", np.zeros(2, dtype=[("loss", "f4")]))
+    found = look(other, nan=0)
+    assert codes(found) == ["expect-nan"]
+    assert {row["kind"] for row in found["survey"]["unread"]} == {"torch", "npy"}
 
 
 def test_the_verify_step_fails_a_run_that_lacks_what_it_promised(host: CommandHost) -> None:

@@ -128,6 +128,7 @@ def test_what_is_wrong_is_said_with_its_place(text: str, words: str) -> None:
         ('argv = ["x"]\nsecrets = ["OTHER"]', "has no secret `OTHER`"),
         ('argv = ["x"]\nsecrets = ["HF_TOKEN"]\nenv = { HF_TOKEN = "x" }', "in `env` and in `secrets`"),
         ('argv = ["x"]\ngpus = 9', "`gpus` is 9"),
+        ('argv = ["x"]\n[summary.expect]\nnan = 0', "expects something of no file"),
         ('argv = ["x"]\noutputs = [{ path = "/elsewhere/a" }]', "not inside an output root"),
         ('argv = ["x"]\noutputs = [{ path = "/data/out/a" }, { path = "/data/out/a/b" }]', "overlap"),
     ],
