@@ -45,8 +45,8 @@ _EXPONENTS = {
     "F16": ("<u2", 0x7C00, 0x7FFF), "BF16": ("<u2", 0x7F80, 0x7FFF), "F8_E5M2": ("<u1", 0x7C, 0x7F),
     "F8_E4M3": ("<u1", None, 0x7F), "F8_E8M0": ("<u1", None, 0xFF), "C64": ("<u4", 0x7F800000, 0x7FFFFFFF),
 }  # fmt: skip
-"""(bits, pattern of an infinity, mask without the sign): above the infinity is NaN. E4M3 and E8M0 have no infinity and
-one NaN; a complex number is two floats."""
+"""(bits, pattern of an infinity, mask without the sign): above the infinity is NaN. E4M3 and E8M0 have no infinity
+and one NaN; a complex number is two floats."""
 
 _NEVER_NAN = frozenset({"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "F4", "F6_E2M3", "F6_E3M2"})
 """The small floats of the OCP MX formats have neither NaN nor infinity."""
