@@ -12,7 +12,7 @@ from controller.core.errors import CtlError, UsageError
 from controller.core.model import Host
 from controller.localdisk import copying
 from controller.run import Run, Sink, load_plan
-from controller.runfolder import RunFolder, find_run
+from controller.runfolder import RunFolder, find_run, matching
 from controller.stages.base import Context
 from controller.workspace import Workspace
 from remote_payload.host.layout import RUN_ID
@@ -106,13 +106,13 @@ def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Si
 def _listed_run(ctx: Context, run_id: str) -> tuple[str, str]:
     """Return the whole id of a run that the host lists, and its payload. Raises UsageError."""
     host = ctx.host["name"]
-    listed = list_runs(ctx)["runs"]
-    matches = [row for row in listed if row["run_id"].startswith(run_id) or row["run_id"].endswith(run_id)]
+    payloads = {row["run_id"]: row["payload"] for row in list_runs(ctx)["runs"]}
+    matches = matching(run_id, payloads)
     if len(matches) != 1:
         raise UsageError(
             f"{run_id!r} is ambiguous on {host}" if matches else f"no run {run_id!r} on {host}",
-            why=", ".join(row["run_id"] for row in matches),
+            why=", ".join(matches),
             fix=f"list its runs with `ctl ps --host {host}`",
-            code="run-unknown",
+            code="run-ambiguous" if matches else "run-unknown",
         )
-    return matches[0]["run_id"], matches[0]["payload"]
+    return matches[0], payloads[matches[0]]

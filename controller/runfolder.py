@@ -13,7 +13,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,8 +179,17 @@ def list_runs(runs_dir: Path) -> list[RunFolder]:
     return [RunFolder(path) for path in sorted(runs_dir.iterdir()) if RUN_ID.fullmatch(path.name) and path.is_dir()]
 
 
+def matching(part: str, run_ids: Iterable[str]) -> list[str]:
+    """Return the ids that hold `part` anywhere. Raises UsageError for an empty one, which every id holds."""
+    if not part:
+        raise UsageError(
+            "the run id is empty", why="an unset variable of a script?", fix="name a run, or say `--last`"
+        )
+    return [run_id for run_id in run_ids if part in run_id]
+
+
 def find_run(runs_dir: Path, run_id: str | None) -> RunFolder:
-    """Return a run by its id or a unique beginning or end of it; None means the last one that was launched.
+    """Return a run by its id or a part that only it has; None means the last one that was launched.
 
     What is not in `runs_dir` is looked up in the history of this workstation. Raises UsageError naming the nearest
     ids.
@@ -199,11 +208,13 @@ def find_run(runs_dir: Path, run_id: str | None) -> RunFolder:
             fix="name a run by its id" if elsewhere else "start one with `ctl extract`",
         )
     known = {run.run_id: run for run in (*remembered, *runs)}
-    matches = [run for name, run in known.items() if name.startswith(run_id) or name.endswith(run_id)]
+    matches = matching(run_id, known)
     if len(matches) == 1:
-        return matches[0]
+        return known[matches[0]]
     if matches:
-        raise UsageError(f"{run_id!r} is ambiguous", why=", ".join(run.run_id for run in matches[:5]))
+        raise UsageError(
+            f"{run_id!r} is ambiguous", why=", ".join(matches[:5]), fix="write more of the id", code="run-ambiguous"
+        )
     close = nearest(run_id, known)
     raise UsageError(
         f"no run {run_id!r} in {runs_dir}, nor in the history of this workstation",

@@ -33,7 +33,7 @@ def test_the_last_run_is_the_last_that_was_launched(runs: Path) -> None:
     assert find_run(runs, None).run_id == OLD
 
 
-@pytest.mark.parametrize("part", [NEW, "20260202", "bbbbbb"])
+@pytest.mark.parametrize("part", [NEW, "20260202", "bbbbbb", "0202-0", "0-bbb"])
 def test_a_unique_part_of_an_id_is_enough(runs: Path, part: str) -> None:
     assert find_run(runs, part).run_id == NEW
 
@@ -43,6 +43,11 @@ def test_ambiguous_and_unknown_ids_are_errors_that_help(runs: Path) -> None:
         find_run(runs, "2026")
     assert OLD in caught.value.why
     assert NEW in caught.value.why
+    with pytest.raises(UsageError) as caught:
+        find_run(runs, "000000")
+    assert caught.value.code == "run-ambiguous"
+    with pytest.raises(UsageError, match="empty"):
+        find_run(runs, "")
     with pytest.raises(UsageError) as caught:
         find_run(runs, "20260202-000000-bbbbbc")
     assert f"did you mean {NEW}?" in caught.value.why
