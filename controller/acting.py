@@ -39,6 +39,7 @@ from controller.options import (
     VerboseOption,
     WaitOption,
     YesOption,
+    chosen_run,
     make_overrides,
     view_mode,
 )
@@ -131,7 +132,7 @@ def convert(
 
     view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
     intention = commandverbs.plan_convert(
-        None if last else run_id, host, to=to, output=output, stale=stale, adopt=adopt
+        chosen_run(run_id, last=last), host, to=to, output=output, stale=stale, adopt=adopt
     )
     if dry_run:
         commands.show_plan(intention, as_json=as_json)
@@ -241,7 +242,10 @@ def attach(
     from controller import commands
 
     view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
-    wanted = [None] if last or not run_ids else list(dict.fromkeys(run_ids))
+    if last or not run_ids:
+        wanted: list[str | None] = [chosen_run(" ".join(run_ids or ()) or None, last=last)]
+    else:
+        wanted = list(dict.fromkeys(run_ids))
     return commands.attach(wanted, host, progress=view, as_json=as_json)
 
 
@@ -257,7 +261,7 @@ def stop(
     """Stop a run: TERM, grace, KILL over its whole process tree, then proof that nothing is left."""
     from controller import commands
 
-    return commands.stop(None if last else run_id, host, grace_s=grace, as_json=as_json)
+    return commands.stop(chosen_run(run_id, last=last), host, grace_s=grace, as_json=as_json)
 
 
 @command(

@@ -38,6 +38,7 @@ from controller.options import (
     StaleOption,
     StoreOption,
     VerboseOption,
+    chosen_run,
     make_overrides,
     view_mode,
 )
@@ -193,7 +194,7 @@ def logs(
         prefix=prefix,
     )
     wanted = reading.Wanted(selection=selection, follow=follow, tail=tail, problem=problem, previous=previous)
-    return reading.logs(None if last else run_id, host, wanted)
+    return reading.logs(chosen_run(run_id, last=last), host, wanted)
 
 
 @command("stacks", panel="Look", examples=("ctl stacks --last", "ctl stacks 2562e8 --json"))
@@ -207,7 +208,7 @@ def stacks(
     """Show what every Python process of a living run is doing (needs py-spy on the host); nothing is stopped."""
     from controller import commandverbs
 
-    return commandverbs.show_stacks(None if last else run_id, host, as_json=as_json)
+    return commandverbs.show_stacks(chosen_run(run_id, last=last), host, as_json=as_json)
 
 
 @command("replay", panel="Look", examples=("ctl replay --last --speed 20", "ctl replay 2562e8 --at 40%"))
@@ -225,7 +226,7 @@ def replay(
     """Play a recorded run, or the folder of one, through the dashboard, at the times of then."""
     from controller import viewing
 
-    return viewing.replay(None if last else run_id, speed=speed, at=at, progress=progress)
+    return viewing.replay(chosen_run(run_id, last=last), speed=speed, at=at, progress=progress)
 
 
 @command("triage", panel="Look", examples=("ctl triage vllm.log", "ctl triage node0.log node1.log --json"))
@@ -253,7 +254,7 @@ def summary(
     """Show what a run wrote: samples or files, shapes, dtypes, norms, NaN counts, problems."""
     from controller import commands
 
-    return commands.summary(None if last else run_id, host, as_json=as_json)
+    return commands.summary(chosen_run(run_id, last=last), host, as_json=as_json)
 
 
 @command("report", panel="Look", examples=("ctl report --last --open", "ctl report 9a7b41 -o run.html"))
@@ -271,7 +272,7 @@ def report(
     """Write a run as one HTML file that needs no network: stages, GPUs, norms, samples, problems, repetition."""
     from controller import reporting
 
-    return reporting.report(None if last else run_id, host, output=output, show=show, as_json=as_json)
+    return reporting.report(chosen_run(run_id, last=last), host, output=output, show=show, as_json=as_json)
 
 
 @command("diff", panel="Look", examples=("ctl diff 2562e8 9a7b41", "ctl diff 2562e8 9a7b41 --json | jq .changes"))

@@ -46,13 +46,17 @@ PlaybookOption = Annotated[
 RunArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[RUN]", help="A run id, or a part of it; default: the last.", autocompletion=completion.runs
+        metavar="[RUN]",
+        help="A run id, or a part that only it has; default: the last.",
+        autocompletion=completion.runs,
     ),
 ]
 RunsArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[RUN]...", help="Run ids, or parts of them; default: the last.", autocompletion=completion.runs
+        metavar="[RUN]...",
+        help="Run ids, or parts that only they have; default: the last.",
+        autocompletion=completion.runs,
     ),
 ]
 LastOption = Annotated[bool, typer.Option("--last", help="The last launched run.")]
@@ -154,6 +158,15 @@ CaptureOption = Annotated[
         autocompletion=completion.one_of("auto", "hooks", "native"),
     ),
 ]
+
+
+def chosen_run(run_id: str | None, *, last: bool) -> str | None:
+    """Return the run that is meant, None for the last. Raises UsageError for both: one would be ignored."""
+    if last and run_id is not None:
+        raise UsageError(
+            f"`--last` and the run `{run_id}` name two runs", fix="leave one of them out", code="contradiction"
+        )
+    return run_id
 
 
 def view_mode(progress: str, *, quiet: int, verbose: bool, as_json: bool) -> str:

@@ -7,9 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+import controller.cli  # noqa: F401 - it registers the verbs
+from controller.app import app
 from controller.topics import TOPICS
 from tools.make_reference import TARGET, reference
 
@@ -71,6 +76,24 @@ def test_a_typo_is_answered_with_the_nearest_verb(folder: Path) -> None:
     done = ctl(folder, "extrct")
     assert done.returncode == 2
     assert "hint: did you mean `extract`?" in done.stderr
+
+
+TAKING_LAST = ["attach", "stop", "logs", "stacks", "replay", "summary", "report", "convert"]
+
+
+def test_these_are_the_verbs_that_take_a_run_or_the_last() -> None:
+    group: Any = typer.main.get_command(app)
+    takes = {name for name, verb in group.commands.items() if any("--last" in each.opts for each in verb.params)}
+    assert takes == set(TAKING_LAST)
+
+
+@pytest.mark.parametrize("words", [*TAKING_LAST, "attach abcdef"])
+def test_a_run_and_the_last_are_not_both_taken(words: str) -> None:
+    more = ["--to", "specforge"] if words == "convert" else []
+    runner = CliRunner()
+    done = runner.invoke(app, [*words.split(), "abcdef", "--last", *more])
+    assert done.exit_code == 2, done.output
+    assert "name two runs" in done.output
 
 
 @pytest.mark.parametrize("topic", sorted(TOPICS))
