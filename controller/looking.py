@@ -84,8 +84,18 @@ def preflight(
     playbook: PlaybookOption = None,
     stale: StaleOption = None,
     adopt: AdoptOption = False,
+    max_samples: SamplesOption = None,
     output: OutputOption = None,
+    capture: CaptureOption = None,
     data: DataOption = None,
+    data_kind: KindOption = None,
+    output_format: FormatOption = None,
+    store_dtype: StoreOption = None,
+    boundaries: LayersOption = None,
+    layer_convention: ConventionOption = None,
+    shard: ShardOption = None,
+    no_canary: CanaryOption = False,
+    rehearse: RehearseOption = None,
     allow: AllowOption = None,
     fix: Annotated[
         bool, typer.Option("--fix", help="Stop and delete what dead runs of yours left there, after showing it.")
@@ -97,7 +107,11 @@ def preflight(
     """Look at hosts and say whether the extraction can run there; only --fix changes anything."""
     from controller import checkup, commands
 
-    overrides = make_overrides(stale=stale, adopt=adopt, output=output, data=data)
+    overrides = make_overrides(
+        stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture, data=data,
+        data_kind=data_kind, output_format=output_format, store_dtype=store_dtype, boundaries=boundaries,
+        layer_convention=layer_convention, shard=shard, canary=False if no_canary else None, rehearse=rehearse,
+    )  # fmt: skip
     hosts: list[str | None] = list(host or ()) or [None]  # None: the setting
     intentions = [commands.plan_extract(one, playbook, overrides, allow=allow or ()) for one in hosts]
     if fix:

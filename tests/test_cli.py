@@ -96,6 +96,12 @@ def test_a_run_and_the_last_are_not_both_taken(words: str) -> None:
     assert "name two runs" in done.output
 
 
+def test_preflight_checks_whatever_extraction_can_be_planned() -> None:
+    group: Any = typer.main.get_command(app)
+    options = {verb: {each.opts[0] for each in group.commands[verb].params} for verb in ("plan", "preflight")}
+    assert options["plan"] <= options["preflight"]
+
+
 @pytest.mark.parametrize("topic", sorted(TOPICS))
 def test_topics_are_printed_whole(folder: Path, topic: str) -> None:
     done = ctl(folder, "help", topic)
