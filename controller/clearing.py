@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from controller import contact, pipeline
-from controller.core.errors import ExitCode
+from controller.core.command import CommandPlaybook
+from controller.core.errors import ExitCode, UsageError
 from controller.core.outputs import owned_output, planned_output
 from controller.stages import sweep
 from controller.stages.sweep import Folder
@@ -53,7 +55,15 @@ def _output(workspace: Workspace, path: str | None, host: str | None, playbook: 
         return owned_output(
             target, target.resolve(path), stale=Stale.CLEAR.value, adopt=False, reads=(), where="change the path"
         )
-    planned = planned_output(target, workspace.playbook(playbook, target), adopt=False)
+    chosen = workspace.any_playbook(playbook, target)
+    if isinstance(chosen, CommandPlaybook):
+        folders = [shlex.quote(target.resolve(section.path)) for section in chosen.outputs]
+        named = " or ".join(f"`ctl clear --host {shlex.quote(target.name)} {folder}`" for folder in folders)
+        raise UsageError(
+            f"playbook `{chosen.name}` is a command, of which no single folder is the output",
+            fix=f"name the folder: {named}" if named else "name a folder: it has no [[outputs]]",
+        )
+    planned = planned_output(target, chosen, adopt=False)
     return {**planned, "stale": Stale.CLEAR.value}
 
 

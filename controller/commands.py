@@ -323,7 +323,7 @@ def hosts_test(name: str | None, *, as_json: bool) -> ExitCode:
     from controller.core.finding import Level
     from controller.stages import introduce
 
-    target = load_workspace().config.host(name)
+    target = load_workspace().config.host(name, naming="use `ctl hosts test NAME`")
     with contact.open_transport(target, ask=ask_yes_no) as transport:
         transport.connect()
         report = introduce.run(transport, target)

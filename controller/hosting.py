@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Annotated
 
@@ -84,7 +85,7 @@ def hosts_add(
         output_roots=tuple(output_root or ()), gpus=_gpus(gpus, cpu=cpu), gpu_name=gpu_name, playbook=playbook,
     )  # fmt: skip
     path, text = settingup.add_host(host, own_file=own, dry_run=dry_run)
-    _say([(str(path), text)], f"next: ctl hosts test {name}", dry_run=dry_run, as_json=as_json)
+    _say([(str(path), text)], f"next: ctl hosts test {shlex.quote(name)}", dry_run=dry_run, as_json=as_json)
 
 
 @subcommand(hosts_app, "test", examples=("ctl hosts test gpu1", "ctl hosts test gpu1 --json"))
@@ -131,7 +132,7 @@ def init(
     from controller import settingup
 
     answers = settingup.Answers(address=address, python=python, model=model, data=data)
-    texts = settingup.init(
+    host, texts = settingup.init(
         answers,
         name=name,
         gpus=8 if (count := _gpus(gpus, cpu=cpu)) is None else count,
@@ -142,7 +143,7 @@ def init(
     )
     _say(
         [(str(path), text) for path, text in texts],
-        "next: ctl hosts test, then ctl plan (both take --host)",
+        f"next: ctl hosts test {shlex.quote(host)}, then ctl plan --host {shlex.quote(host)}",
         dry_run=dry_run,
         as_json=as_json,
     )

@@ -50,8 +50,8 @@ def init(
     output_root: str | None,
     prompt: Prompt | None,
     dry_run: bool,
-) -> list[tuple[Path, str]]:
-    """Write hosts.toml and playbooks/NAME.toml in the current folder; return each path with its text.
+) -> tuple[str, list[tuple[Path, str]]]:
+    """Write hosts.toml and playbooks/NAME.toml in the current folder; return the host's name, and paths with texts.
 
     Raises UsageError, with nothing written, if one of them exists, an answer is missing and nobody is there to ask,
     or an answer is not valid.
@@ -85,7 +85,7 @@ def init(
         playbook.parent.mkdir(exist_ok=True)
         for path, text in texts:
             _create(path, text)
-    return texts
+    return host_name, texts
 
 
 def add_host(host: NewHost, *, own_file: bool, dry_run: bool) -> tuple[Path, str]:

@@ -69,7 +69,7 @@ class Workspace:
         What ends in .toml or holds a slash is a path. Raises UsageError if none was asked for or if it is of another
         kind, ConfigError if it does not exist or is not valid.
         """
-        found = self._playbook(wanted, host)
+        found = self.any_playbook(wanted, host)
         if isinstance(found, CommandPlaybook):
             raise UsageError(
                 f"playbook `{found.name}` is a command, not an extraction", fix=f"use `ctl run {found.name}`"
@@ -78,7 +78,7 @@ class Workspace:
 
     def command_playbook(self, wanted: str) -> CommandPlaybook:
         """Return the command playbook of a name or path. Raises as `playbook`."""
-        found = self._playbook(wanted, None)
+        found = self.any_playbook(wanted, None)
         if isinstance(found, Playbook):
             raise UsageError(
                 f"playbook `{found.name}` is an extraction, not a command",
@@ -87,7 +87,8 @@ class Workspace:
             )
         return found
 
-    def _playbook(self, wanted: str | None, host: Host | None) -> Playbook | CommandPlaybook:
+    def any_playbook(self, wanted: str | None, host: Host | None) -> Playbook | CommandPlaybook:
+        """Return the playbook of a name or path, of either kind. Raises as `playbook`."""
         name = wanted or self.config.playbook(host)
         if name is None:
             raise UsageError(

@@ -102,6 +102,28 @@ def test_preflight_checks_whatever_extraction_can_be_planned() -> None:
     assert options["plan"] <= options["preflight"]
 
 
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("hosts test", "use `ctl hosts test NAME`, or set CTL_HOST"),
+        (
+            "plan --host gpu1 --playbook eagle3-kimi-k2.5 --output /etc/x",
+            "set `--output` to a folder such as /data/out/",
+        ),
+        ("plan --host gpu1 --playbook eagle3-kimi-k2.5", "set `path` in [output] of "),
+        (
+            "clear --host gpu1 --playbook speculators-train",
+            "`ctl clear --host gpu1 /data/eagle3-training/hidden_states/kimi-k2.5-draft`",
+        ),
+        ("logs --json", "valid options of `ctl logs`: "),
+    ],
+)
+def test_a_hint_is_what_has_to_be_typed(folder: Path, line: str, hint: str) -> None:
+    done = ctl(folder, *line.split())
+    assert done.returncode == 2
+    assert hint in " ".join((done.stdout + done.stderr).split())
+
+
 @pytest.mark.parametrize("topic", sorted(TOPICS))
 def test_topics_are_printed_whole(folder: Path, topic: str) -> None:
     done = ctl(folder, "help", topic)

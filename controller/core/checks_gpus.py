@@ -74,13 +74,14 @@ def _check_vllm(records: Sequence[Mapping[str, Any]], report: Mapping[str, Any])
         groups.setdefault(record["run_id"] or "", []).append(record)
     for run_id, group in groups.items():
         pids = some([str(record["pid"]) for record in group])
+        every = ",".join(str(record["pid"]) for record in group)
         noun = "process" if len(group) == 1 else "processes"
         whose = f"of run {run_id}" if run_id else "of no run of ctl"
         yield warned(
             "vllm-process",
             f"{len(group)} vLLM {noun} {whose} without GPU memory: {pids}",
             why=_who(group[0], report),
-            fix=f"see what it is: `ps -fp {group[0]['pid']}`" if not run_id else _how_to_end(group[0], report),
+            fix=f"see what they are, on the host: `ps -fp {every}`" if not run_id else _how_to_end(group[0], report),
         )
 
 

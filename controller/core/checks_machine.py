@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from controller.core.checks_gpus import ranks, selected
@@ -161,9 +161,16 @@ def _check_shm(shm: Mapping[str, Any] | None, report: Mapping[str, Any], plan: P
             f"{count} files ({size(left['bytes'])}) in /dev/shm look left behind, the oldest {oldest} old",
             why=f"{some(names)}; "
             + ("no process has them open or mapped" if seen else "processes of others cannot be looked into"),
-            fix="`ctl preflight --fix` sweeps what dead runs left"
-            + (f"; what is yours, on the host: `rm /dev/shm/{mine[0]}`" if mine else f"; ask {unused[0]['owner']}"),
+            fix=f"`ctl preflight --fix --host {shlex.quote(plan['host']['name'])}` sweeps what dead runs left"
+            + (f"; {_how_to_remove(mine, count)}" if mine else f"; ask {unused[0]['owner']}"),
         )
+
+
+def _how_to_remove(mine: Sequence[str], count: int) -> str:
+    """Say how to remove one's own files that are named; whoever has more than were named looks again afterwards."""
+    paths = " ".join(shlex.quote(f"/dev/shm/{name}") for name in mine)  # noqa: S108 - named, never opened
+    more = "" if len(mine) == count else f" ({len(mine)} of {count}; look again for the others)"
+    return f"what is yours, on the host: `rm {paths}`{more}"
 
 
 def _check_writable(record: Mapping[str, Any]) -> Iterator[Finding]:

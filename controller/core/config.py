@@ -48,8 +48,10 @@ class Config:
     """Patterns of the `Host` lines in the user's ssh configuration."""
     tables: Tables
 
-    def host(self, wanted: str | None = None) -> Host:
+    def host(self, wanted: str | None = None, *, naming: str = "use `--host NAME`") -> Host:
         """Return the host that `--host` (or `wanted`) means: a name, an address in a file, or an ssh alias.
+
+        `naming` says how a host is named to whoever named none.
 
         Raises UsageError if there is none, several or none was asked for; ConfigError for an ssh alias about
         which `[defaults]` does not say enough.
@@ -57,7 +59,7 @@ class Config:
         name = wanted or self._setting("host")
         if not name:
             known = ", ".join(self.hosts) or "none is defined"
-            raise UsageError("no host given", why=f"hosts: {known}", fix="use `--host NAME`, or set CTL_HOST")
+            raise UsageError("no host given", why=f"hosts: {known}", fix=f"{naming}, or set CTL_HOST")
         if name in self.hosts:
             return self.hosts[name]
         same = [host for host in self.hosts.values() if host.address == name]

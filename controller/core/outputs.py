@@ -14,21 +14,22 @@ MIN_DEPTH = 2
 """Folders from the root of the file system: a root such as / must never make /home an output."""
 
 
-def planned_output(host: Host, playbook: Playbook, *, adopt: bool) -> OwnedOutput:
+def planned_output(host: Host, playbook: Playbook, *, adopt: bool, by_flag: bool = False) -> OwnedOutput:
     """Return the playbook's output folder as planned: nothing is known of its contents yet.
 
+    `by_flag`: it stands in for the playbook's own, so that whoever has to change it changes the flag.
     Raises ConfigError if it lies outside the host's `output_roots`, or overlaps what no clear may touch.
     """
     reads = [host.resolve(playbook.model.path)]
     if not playbook.data.path.startswith(LOCAL):
         reads.append(host.resolve(playbook.data.path))
-    where = f"set `path` in [output] of {playbook.origin}"
+    where = "set `--output`" if by_flag else f"set `path` in [output] of {playbook.origin}"
     path, stale = host.resolve(playbook.output.path), playbook.output.stale.value
     return owned_output(host, path, stale=stale, adopt=adopt, reads=reads, where=where)
 
 
 def owned_output(
-    host: Host, path: str, *, stale: str, adopt: bool, reads: Sequence[str], where: str = "give `--output`"
+    host: Host, path: str, *, stale: str, adopt: bool, reads: Sequence[str], where: str = "set `--output`"
 ) -> OwnedOutput:
     """Return an output folder that overlaps neither what the job `reads` nor what is ctl's own.
 

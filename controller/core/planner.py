@@ -71,7 +71,7 @@ def make_plan(
     layers = model_shape(playbook).num_layers
     if layers is not None:
         resolve_boundaries(boundaries, layers)
-    output = planned_output(host, playbook, adopt=overrides.adopt)
+    output = planned_output(host, playbook, adopt=overrides.adopt, by_flag=overrides.output is not None)
     env, secret_env = job_env(host, playbook)
     job: Job = {
         "kind": "extract",

@@ -26,4 +26,5 @@ def did_you_mean(word: str, valid: Iterable[str], *, kind: str) -> str:
 
 
 def _plain(word: str) -> str:
-    return word.lower().replace("-", "_")
+    # All options begin with two dashes: they make none more like another.
+    return word.lower().lstrip("-").replace("-", "_")
