@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, 
 from controller.core.validation import refusal
 from controller.core.values import (
     AbsolutePath,
+    Address,
     Boundaries,
     Bytes,
     Count,
@@ -102,7 +103,7 @@ class Host(_Model):
     """
 
     name: SshWord
-    address: SshWord
+    address: Address
     port: Annotated[int, Field(strict=True, ge=1, le=65535)] | None = None
     user: SshWord | None = None
     transport: Literal["auto", "paramiko", "openssh"] = "auto"

@@ -8,7 +8,7 @@ from controller.core.command import CommandPlaybook
 from controller.core.errors import ConfigError, UsageError
 from controller.core.model import Overrides, Playbook
 from controller.core.tomltext import Document, Key, dotted, parse
-from controller.core.validation import M, check_keys, keys_of, validate
+from controller.core.validation import NOT_IN_FILES, M, check_keys, keys_of, validate
 
 OVERRIDDEN: dict[str, Key] = {
     "model": ("model", "path"),
@@ -41,7 +41,8 @@ def parse_playbook(name: str, path: str, text: str) -> Playbook | CommandPlayboo
 
 
 def _checked(model: type[M], document: Document, name: str) -> M:
-    check_keys(document.data, keys_of(model), prefix=(), where=document.where)
+    if NOT_IN_FILES & document.data.keys():  # the reader's own, which `validate` could not tell from the file's
+        check_keys(document.data, keys_of(model), prefix=(), where=document.where)
     return validate(model, {**document.data, "name": name, "origin": document.path}, where=document.where)
 
 

@@ -157,7 +157,13 @@ def _entries(document: Document, prefix: Key, table: Mapping[str, Any]) -> Itera
         elif isinstance(value, dict):
             yield from (((name, inner), entry) for inner, entry in value.items())
         else:
-            fail(document, (*prefix, name), f"`{dotted((*prefix, name))}` is not a table")
+            shown = dotted((*prefix, name))
+            fail(
+                document,
+                (*prefix, name),
+                f"`{shown}` is not a table",
+                fix=f"write a table: {name} = {{ NAME = ... }}",
+            )
 
 
 def _local(document: Document, key: Key, value: Any, home: str) -> Any:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controller.core.errors import UsageError
+from controller.core.values import WHOLE_ADDRESS
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_ADDRESS = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^@:]+|[^@]*:[^@]*:[^@]*)(?::(?P<port>\d+))?")
 
 COMMENT_COLUMN = 42
 """Where the explanations start, so that they can be read as a column of their own."""
@@ -34,7 +34,7 @@ class NewHost:
 
 def split_address(text: str) -> tuple[str | None, str, int | None]:
     """Return user, address and port of `[user@]address[:port]`. Raises UsageError."""
-    parts = _ADDRESS.fullmatch(text)
+    parts = WHOLE_ADDRESS.fullmatch(text)
     if parts is None:
         raise UsageError(f"`{text}` is not an address", fix="write address, user@address or user@address:port")
     port = int(parts["port"]) if parts["port"] else None

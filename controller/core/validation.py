@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, get_args
 
@@ -24,6 +24,19 @@ NOT_IN_FILES = frozenset({"name", "origin"})
 
 
 _ONE_OF = ("literal_error", "enum")
+_WRITE = {
+    "int_type": "write a whole number, without quotes",
+    "int_from_float": "write a whole number, without a point",
+    "float_type": "write a number, without quotes",
+    "bool_type": "write true or false, without quotes",
+    "string_type": 'write text in quotes: "..."',
+    "tuple_type": "write a list: [...]",
+    "list_type": "write a list: [...]",
+    "dict_type": "write a table: { key = ... }",
+    "model_type": "write a table: { key = ... }",
+}
+"""Type of pydantic's error (docs.pydantic.dev/latest/errors/validation_errors) -> how such a value is written."""
+
 _QUOTED = re.compile(r"'([^']*)'")
 
 
@@ -41,21 +54,25 @@ def validate(model: type[M], data: Mapping[str, Any], *, where: Where, prefix: K
         return model.model_validate(data)
     except ValidationError as error:
         details = error.errors(include_url=False)
-    problems = [_problem(model, detail, prefix, where) for detail in details]
-    first, others = problems[0], [f"{problem.what}: {problem.why}" for problem in problems[1:]]
-    why = "; ".join(filter(None, [first.why, f"also {'; '.join(others)}" if others else ""]))
-    record: dict[str, object] = {"key": dotted(first.key), "where": where(first.key)}
-    raise ConfigError(first.what, why=why, fix=first.fix, data={**record, "also": others} if others else record)
+    # An unknown key comes first: it often is why another one is missing.
+    details.sort(key=lambda detail: detail["type"] != "extra_forbidden")
+    raise _refusal([_problem(model, detail, prefix, where) for detail in details], where)
 
 
 def check_keys(table: Mapping[str, Any], valid: Iterable[str], *, prefix: Key, where: Where) -> None:
-    """Raise ConfigError for the first key of `table` that is not in `valid`."""
+    """Raise ConfigError for the keys of `table` that are not in `valid`, as `validate` does."""
     names = set(valid) - NOT_IN_FILES
-    for name in table:
-        if name not in names:
-            problem = _unknown((*prefix, name), names, where)
-            data: dict[str, object] = {"key": dotted(problem.key), "where": where(problem.key)}
-            raise ConfigError(problem.what, why=problem.why, fix=problem.fix, data=data)
+    problems = [_unknown((*prefix, name), names, where) for name in table if name not in names]
+    if problems:
+        raise _refusal(problems, where)
+
+
+def _refusal(problems: Sequence[_Problem], where: Where) -> ConfigError:
+    first = problems[0]
+    others = [": ".join(filter(None, (each.what, each.why or each.fix))) for each in problems[1:]]
+    why = "; ".join(filter(None, [first.why, f"also {'; '.join(others)}" if others else ""]))
+    record: dict[str, object] = {"key": dotted(first.key), "where": where(first.key)}
+    return ConfigError(first.what, why=why, fix=first.fix, data={**record, "also": others} if others else record)
 
 
 def fail(document: Document, key: Key, what: str, *, why: str = "", fix: str = "") -> NoReturn:
@@ -103,7 +120,7 @@ def _fix(detail: ErrorDetails) -> str:
     if detail["type"] in _ONE_OF:
         words = _QUOTED.findall(str(context.get("expected", "")))
         return did_you_mean(str(detail["input"]), words, kind="values")
-    return str(context.get("fix", ""))
+    return str(context.get("fix", _WRITE.get(detail["type"], "")))
 
 
 def _unknown(key: Key, valid: Iterable[str], where: Where) -> _Problem:

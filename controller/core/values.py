@@ -13,6 +13,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from controller.core.validation import refusal
 
+WHOLE_ADDRESS = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^@:]+|[^@]*:[^@]*:[^@]*)(?::(?P<port>\d+))?")
+"""`[user@]address[:port]`; an IPv6 address is in brackets if a port follows."""
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -43,6 +46,16 @@ def _ssh_word(value: str) -> str:
     if not _NAME.fullmatch(value):
         raise refusal("only letters, digits and . _ : - may be used, and not a leading dash")
     return value
+
+
+def _address(value: str) -> str:
+    parts = WHOLE_ADDRESS.fullmatch(value)
+    if parts is not None and (parts["user"] or parts["port"]):
+        rest = [f'{key} = "{parts[key]}"' if key == "user" else f"{key} = {parts[key]}"
+                for key in ("user", "port") if parts[key]]  # fmt: skip
+        keys = ", ".join([f'address = "{parts["host"].strip("[]")}"', *rest])
+        raise refusal("user and port are keys of their own", f"write {keys}")
+    return _ssh_word(value)
 
 
 def _remote_path(value: str) -> str:
@@ -137,6 +150,7 @@ def _boundaries(value: Any) -> Any:
 
 
 Text = Annotated[str, AfterValidator(_text)]
+Address = Annotated[str, AfterValidator(_address)]
 SshWord = Annotated[str, AfterValidator(_ssh_word)]
 RemotePath = Annotated[str, AfterValidator(_remote_path)]
 DataPath = Annotated[str, AfterValidator(_data_path)]

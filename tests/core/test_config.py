@@ -121,7 +121,8 @@ def test_fleet_gives_hosts_in_order_and_unknown_ones_are_refused() -> None:
     ("line", "where", "says"),
     [
         ("gpuz = 8", "hosts.gpu1.gpuz", "did you mean `gpus`?"),
-        ('port = "22"', "hosts.gpu1.port", ""),
+        ("gpuz = 8\nusr = 1", "hosts.gpu1.gpuz", "unknown key `hosts.gpu1.usr`: did you mean `user`?"),
+        ('port = "22"', "hosts.gpu1.port", "write a whole number, without quotes"),
         ("port = true", "hosts.gpu1.port", ""),
         ("port = 70000", "hosts.gpu1.port", ""),
         ('transport = "rsh"', "hosts.gpu1.transport", ""),
@@ -129,11 +130,13 @@ def test_fleet_gives_hosts_in_order_and_unknown_ones_are_refused() -> None:
         ('bootstrap_python = "bin/python"', "hosts.gpu1.bootstrap_python", ""),
         ('gpu_name = "a\\nb"', "hosts.gpu1.gpu_name", ""),
         ("connect_timeout_s = 0", "hosts.gpu1.connect_timeout_s", ""),
+        ("gpu_name = 8", "hosts.gpu1.gpu_name", "write text in quotes"),
+        ('env = "A=1"', "hosts.gpu1.env", "write a table"),
         ("connect_timeout_s = inf", "hosts.gpu1.connect_timeout_s", ""),
         ('env = { "A-B" = "1" }', "hosts.gpu1.env.A-B", ""),
         ("env = { A = 1 }", "hosts.gpu1.env.A", ""),
         ('env = { CTL_RUN_ID = "x" }', "hosts.gpu1.env.CTL_RUN_ID", "remove `CTL_RUN_ID`"),
-        ('env = "A=1"', "hosts.gpu1.env", ""),
+        ('secrets = "A=1"', "hosts.gpu1.secrets", "write a table"),
         ('secrets = { T = { env = "A", file = "b" } }', "hosts.gpu1.secrets.T", "exactly one"),
         ('secrets = { T = { keyring = "a" } }', "hosts.gpu1.secrets.T", "belong together"),
         ('secrets = { T = { env = "A", account = "b" } }', "hosts.gpu1.secrets.T", "belong together"),
@@ -168,6 +171,24 @@ def test_bad_host_value_is_refused_with_its_line_and_key(line: str, where: str, 
 )
 def test_dangerous_or_missing_host_value_is_refused(old: str, new: str) -> None:
     assert "gpu1" in refused(HOST.replace(old, new)).what
+
+
+@pytest.mark.parametrize(
+    ("address", "fix"),
+    [
+        ("root@127.0.0.1:47629", 'write address = "127.0.0.1", user = "root", port = 47629'),
+        ("127.0.0.1:47629", 'write address = "127.0.0.1", port = 47629'),
+        ("root@gpu1", 'write address = "gpu1", user = "root"'),
+        ("[::1]:22", 'write address = "::1", port = 22'),
+    ],
+)
+def test_an_address_that_says_more_is_taken_apart(address: str, fix: str) -> None:
+    assert refused(HOST.replace("192.0.2.7", address)).fix == fix
+
+
+@pytest.mark.parametrize("address", ["fe80::1", "gpu1.example", "10.0.0.1"])
+def test_other_addresses_are_taken_as_they_are(address: str) -> None:
+    assert config(source(HOST.replace("192.0.2.7", address))).host("gpu1").address == address
 
 
 def test_all_problems_of_a_host_are_reported_at_once() -> None:

@@ -94,6 +94,14 @@ def test_bad_playbook_value_is_refused_with_its_key(added: str, key: str, says: 
     assert says in f"{error.what} {error.why} {error.fix}"
 
 
+def test_all_unknown_keys_are_named_at_once() -> None:
+    error = playbook_refused("titel = 1\nauthor = 2\n" + PLAYBOOK + "[engin]\n[capture]\nboundary = [2]\n")
+    assert "unknown key" in error.what
+    for key in ("titel", "author", "engin", "capture.boundary"):
+        assert f"unknown key `{key}`" in f"{error.what} {error.why}"
+    assert "did you mean `boundaries`?" in f"{error.why} {error.fix}"
+
+
 @pytest.mark.parametrize("path", ["", "~/m", "a/../../b", "a\\u0000b"])
 def test_bad_remote_path_is_refused(path: str) -> None:
     assert playbook_refused(PLAYBOOK.replace("states/m", path)).data["key"] == "output.path"
