@@ -27,7 +27,7 @@ def compare(
     A change is {"key" (dotted), "before", "after"}, for numbers also "ratio" (after / before, where that is one);
     None stands for what one of the two has not. Values of secrets are `***`.
     """
-    first, second = (_flat(plan or {}) for plan in plans)
+    first, second = (_flat(_without_id(plan or {}, str((plan or {}).get("run_id")))) for plan in plans)
     versions = [
         {**((summary or {}).get("versions") or {}), "payload": (plan or {}).get("payload")}
         for plan, summary in zip(plans, summaries, strict=True)
@@ -53,6 +53,15 @@ def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[di
         if _is_number(before) and _is_number(after) and before:
             change["ratio"] = round(after / before, 4)
         yield change
+
+
+def _without_id(value: Any, run_id: str) -> Any:
+    """Return a plan with `{run}` where paths hold the run's own id, which tells no two intentions apart."""
+    if isinstance(value, Mapping):
+        return {key: inner if key == "run_id" else _without_id(inner, run_id) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_id(inner, run_id) for inner in value]
+    return value.replace(f"/{run_id}", "/{run}") if isinstance(value, str) else value
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -28,6 +28,18 @@ def test_two_runs_of_one_intention_are_the_same() -> None:
     assert not any(compare([plan(), other], [summary(), summary()]).values())
 
 
+def test_the_folder_of_a_run_is_no_change() -> None:
+    plans = [plan(run_id=run, cwd=f"/root/ctl/runs/{run}/work", words=["x", f"/w/{run}/a"]) for run in ("r1", "r2")]
+    assert not any(compare(plans, [None, None]).values())
+    moved = {**plans[1], "cwd": "/srv/r2/work"}
+    (change,) = compare([plans[0], moved], [None, None])["plan"]
+    assert (change["key"], change["before"], change["after"]) == (
+        "cwd",
+        "/root/ctl/runs/{run}/work",
+        "/srv/{run}/work",
+    )
+
+
 def test_each_change_is_in_its_section() -> None:
     other = plan(payload="p2", extract={"max_seq_len": 2048, "boundaries": [2, 4]})
     later = summary(
