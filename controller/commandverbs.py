@@ -121,6 +121,11 @@ def stacks(run: Run) -> dict[str, Any]:
 def show_stacks(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
     """Print the stacks of a run's processes."""
     with open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
+        if run.ended:
+            raise UsageError(
+                f"run {run.id} has ended", why="stacks are those of living processes",
+                fix=f"see how it ended with `ctl summary {run.id}`", code="run-ended",
+            )  # fmt: skip
         found = stacks(run)["processes"]
     if as_json:
         print(json.dumps({"schema_version": 1, "run_id": run.id, "processes": found}, indent=1))

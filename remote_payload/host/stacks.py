@@ -37,13 +37,17 @@ _PYTHON = re.compile(r"python(?:\d+(?:\.\d+)*)?$")
 def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     """Verb `stacks`: {"workdir", "run_id"}; answers {"processes": [record]} as `dump` yields them.
 
-    Raises HostError if there is no such run, no py-spy, or no Python process of it.
+    Raises HostError if there is no such run, it has ended, there is no py-spy, or no Python process of it.
     """
     check_record(request, {"workdir": str, "run_id": str}, "stacks request")
     paths = Layout(request["workdir"]).run(check_run_id(request["run_id"]))
     plan = read_json(paths.plan)
     if plan is None:
         raise HostError("no-such-run", "this host has no run %s" % request["run_id"], "", "ctl ps lists its runs")
+    if read_json(paths.result) is not None:
+        run_id = plan["run_id"]
+        fix = "see how it ended with `ctl summary %s`" % run_id
+        raise HostError("run-ended", "run %s has ended" % run_id, "stacks are those of living processes", fix)
     spy = find_spy(plan["host"]["python"])
     if spy is None:
         raise HostError(

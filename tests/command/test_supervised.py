@@ -145,7 +145,7 @@ def test_a_hang_is_ended_and_says_where_every_rank_stood(host: CommandHost) -> N
     assert "ctl: stacks of rank 0 (pid" in log
     assert "collective (job.py:5)" in log
     code, answer = host.call("stacks", {"run_id": plan["run_id"]})
-    assert (code, json.loads(answer)["error"]["code"]) == (70, "no-python")
+    assert (code, json.loads(answer)["error"]["code"]) == (70, "run-ended")
 
 
 def test_without_py_spy_it_says_so(host: CommandHost, monkeypatch: pytest.MonkeyPatch) -> None:
