@@ -342,7 +342,7 @@ def help_topic(
 
     topic = " ".join(words or ())
     if not topic:
-        print("topics: " + ", ".join(TOPICS))
+        print(f"topics: {', '.join(TOPICS)}\nverbs: {', '.join(verbs())}")
     elif topic in TOPICS:
         print(TOPICS[topic], end="")
     elif words and words[0] in verbs():

@@ -124,6 +124,14 @@ def test_a_hint_is_what_has_to_be_typed(folder: Path, line: str, hint: str) -> N
     assert hint in " ".join((done.stdout + done.stderr).split())
 
 
+def test_help_alone_lists_topics_and_verbs_and_an_unknown_word_each_once(folder: Path) -> None:
+    listed = ctl(folder, "help").stdout.splitlines()
+    assert listed[0].startswith("topics: ")
+    assert "extract, " in listed[1]
+    unknown = ctl(folder, "help", "nothing").stderr.split()
+    assert unknown.count("run,") == 1
+
+
 @pytest.mark.parametrize("topic", sorted(TOPICS))
 def test_topics_are_printed_whole(folder: Path, topic: str) -> None:
     done = ctl(folder, "help", topic)

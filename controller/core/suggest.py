@@ -18,7 +18,7 @@ def nearest(word: str, valid: Iterable[str]) -> str | None:
 
 def did_you_mean(word: str, valid: Iterable[str], *, kind: str) -> str:
     """Return the `fix` for an unknown `word`: the nearest valid one, else all of them."""
-    known = sorted(valid)
+    known = sorted(set(valid))
     close = nearest(word, known)
     if close is not None:
         return f"did you mean `{close}`?"
