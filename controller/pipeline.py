@@ -185,7 +185,8 @@ def launch(
                 # From here on the host may hold the run, whatever happens to us.
                 folder.write_local(status="unknown")
                 run.flush()
-            launch_stage.run(ctx, plan, intention.secret_values)
+            launched = launch_stage.run(ctx, plan, intention.secret_values)
+            run.confirmed(launched.confirmation["run"])
         except LaunchUnknown:
             raise
         except (CtlError, KeyboardInterrupt):
@@ -222,6 +223,7 @@ def preflight(ctx: Context, intention: Intention) -> preflight_stage.PreflightOu
     queue = WAITED_FOR if intention.plan["job"]["limits"].get("wait_for_lease") else ()
     expected = preflight_stage.Expectations(
         gpu_name=intention.host.gpu_name,
+        data_name=str(intention.data.path) if intention.data else None,
         bytes_expected=shape.bytes_expected(intention.plan, intention.extraction),
         min_free_bytes=limits.min_free_bytes if limits else None,
         min_memory_bytes=needs.min_memory_bytes,

@@ -24,7 +24,7 @@ from controller.stages import watch as watch_stage
 from controller.stages.base import Context
 from controller.stages.mirror import read_part
 from controller.transport.base import Transport
-from remote_payload.host.protocol import REFUSED, EndReason, HostRecord, Plan
+from remote_payload.host.protocol import REFUSED, EndReason, HostRecord, Plan, RunState
 
 PATIENCE_S = 600.0
 """How long a watch tries to reach a host again before it detaches; the run itself is not affected."""
@@ -89,6 +89,7 @@ class Run:
             transport=transport, host=host, payload=payload, emit=self._recorder, cancel=self._cancel
         )
         self._outcome: watch_stage.WatchOutcome | None = None
+        self._confirmed = "unknown"
         self._copied: float | None = None
         self._summary: Summary | None = None
         self._screen: Callable[[Run], AbstractContextManager[Sink] | None] = lambda _: None
@@ -109,6 +110,10 @@ class Run:
     def context(self) -> Context:
         """For the pipeline's stages."""
         return self._context
+
+    def confirmed(self, run: Mapping[str, Any] | None) -> None:
+        """Remember what the host said of the run when it confirmed its launch, until more is known of it."""
+        self._confirmed = str(run["state"]) if run else RunState.LAUNCHING.value
 
     def flush(self) -> None:
         """Have all that was seen from here on disk. Raises OSError."""
@@ -131,7 +136,7 @@ class Run:
         if self._outcome is not None:
             return self._outcome.state
         record = self._folder.read("run.json")
-        return str(record["state"]) if record else "unknown"
+        return str(record["state"]) if record else self._confirmed
 
     @property
     def ended(self) -> bool:

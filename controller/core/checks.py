@@ -49,6 +49,7 @@ def findings(
     plan: Plan,
     *,
     gpu_name: str | None = None,
+    data_name: str | None = None,
     bytes_expected: int | None = None,
     min_free_bytes: int | None = None,
     min_memory_bytes: int | None = None,
@@ -56,7 +57,8 @@ def findings(
 ) -> tuple[Finding, ...]:
     """Judge a probe's report (see `remote_payload.host.probe`) against a plan, in the order of a person's questions.
 
-    `gpu_name` must occur in each GPU's name; `bytes_expected` is what the output takes at most, `min_free_bytes`
+    `gpu_name` must occur in each GPU's name; `data_name` is what its user calls a data set that was pushed, whose
+    path on the host is a hash; `bytes_expected` is what the output takes at most, `min_free_bytes`
     what must stay free beside it, `min_memory_bytes` what memory must be available. A failure whose
     code is in `allow` is only warned about.
     """
@@ -78,7 +80,7 @@ def findings(
         *check_model(report, plan),
         *check_capability(report, plan),
         *check_engine(report, plan),
-        *check_data(report, plan),
+        *check_data(report, plan, data_name),
         *check_outputs(report, plan),
         *check_disk(report, plan, bytes_expected, min_free_bytes),
         *check_memory(report, plan),

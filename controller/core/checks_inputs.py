@@ -80,12 +80,13 @@ def check_boundaries(config: Mapping[str, Any], spec: Mapping[str, Any]) -> Iter
         yield passed("boundaries", f"{', '.join(map(str, boundaries))} of {layers} layers")
 
 
-def check_data(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
-    """Judge the data set by its size and its first record."""
+def check_data(report: Mapping[str, Any], plan: Plan, name: str | None = None) -> Iterator[Finding]:
+    """Judge the data set by its size and its first record; `name` is what its user calls it, else its path."""
     spec, found = plan["extract"], section(report, "data")
     if spec is None or found is None:
         return
     path, kind, wanted = spec["data"], found["kind"], spec["data_kind"]
+    shown = name or path
     if not found["exists"]:
         yield failed(
             "data-missing",
@@ -95,23 +96,23 @@ def check_data(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
     elif not found.get("container", "jsonl" if found["lines"] is not None else ""):
         yield failed(
             "data-kind",
-            f"{path} is a folder that holds no data set",
+            f"{shown} is a folder that holds no data set",
             why="it has neither the state.json of `datasets.save_to_disk` nor .parquet files",
             fix="name a JSONL, JSON or Parquet file, or the folder that `save_to_disk` wrote (of one split)",
         )
     elif found["bytes"] == 0:
-        yield failed("data-empty", f"the data set {path} is empty", fix=f"on the host: `ls -l {shlex.quote(path)}`")
+        yield failed("data-empty", f"the data set {shown} is empty", fix=f"on the host: `ls -l {shlex.quote(path)}`")
     elif kind == "unknown":
         yield failed(
             "data-kind",
-            f"the first record of {path} is neither tokens nor a chat",
+            f"the first record of {shown} is neither tokens nor a chat",
             why=f"its keys are {some(found['keys'])}" if found["keys"] else "it is no JSON object",
             fix="each line needs `input_ids`, or `messages` or `conversations`",
         )
     elif wanted not in ("auto", kind):
         yield failed(
             "data-kind",
-            f"the first record of {path} is of kind {kind}, the playbook says {wanted}",
+            f"the first record of {shown} is of kind {kind}, the playbook says {wanted}",
             fix=f'set `kind = "{kind}"` in [data] of the playbook',
         )
     else:
@@ -123,8 +124,8 @@ def check_data(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
         if counted and None not in (lines, spec["max_samples"]) and lines < spec["max_samples"]:
             yield warned(
                 "data-short",
-                f"{path} has {count}, {spec['max_samples']:,} samples are asked for",
-                fix=f"set `max_samples = {found['lines']}` in [data], or leave it out",
+                f"{shown} has {count}, {spec['max_samples']:,} samples are asked for",
+                fix=f"set `max_samples = {lines}` in [data] or `--max-samples {lines}`, or leave it out",
             )
         else:
             yield passed("data", f"{count} of {kind}, {size(found['bytes'])}")

@@ -58,6 +58,7 @@ class Expectations:
     """What the configuration knows and a plan does not hold; see `core.checks.findings`."""
 
     gpu_name: str | None = None
+    data_name: str | None = None
     bytes_expected: int | None = None
     min_free_bytes: int | None = None
     min_memory_bytes: int | None = None
@@ -80,6 +81,7 @@ def run(ctx: Context, plan: Plan, expected: Expectations) -> PreflightOutcome:
         report,
         plan,
         gpu_name=expected.gpu_name,
+        data_name=expected.data_name,
         bytes_expected=expected.bytes_expected,
         min_free_bytes=expected.min_free_bytes,
         min_memory_bytes=expected.min_memory_bytes,

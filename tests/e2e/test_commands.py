@@ -61,8 +61,10 @@ def test_arguments_reach_the_command_as_they_are(project: Project) -> None:
 
 
 def test_a_second_run_is_told_who_holds_the_host_and_stop_ends_the_first(project: Project) -> None:
-    first = project.ctl("run", "--host", "demo", "--detach", "--name", "holder", "--", "sleep", "300")
+    words = ("run", "--host", "demo", "--detach", "--json", "--name", "holder", "--", "sleep", "300")
+    first = project.ctl(*words)
     assert first.returncode == 8, first.stderr
+    assert json.loads(first.stdout)["state"] in ("launching", "running"), "the host has confirmed it"
     listed = project.json("ps", "--host", "demo")
     running = [row for row in listed["runs"] if row["state"] == "running"]
     assert [row["name"] for row in running] == ["holder"]
@@ -74,6 +76,7 @@ def test_a_second_run_is_told_who_holds_the_host_and_stop_ends_the_first(project
     stopped = project.json("stop", run_id)
     assert (stopped["state"], stopped["end_reason"], stopped["gpus_clean"]) == ("finished", "stopped", True)
     assert project.ctl("attach", run_id).returncode == 103
+    assert project.json("stacks", run_id, code=2)["error"]["code"] == "run-ended"
     again = project.json("stop", run_id)
     assert again["end_reason"] == "stopped"
 
