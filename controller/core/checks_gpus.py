@@ -81,7 +81,7 @@ def _check_vllm(records: Sequence[Mapping[str, Any]], report: Mapping[str, Any])
             "vllm-process",
             f"{len(group)} vLLM {noun} {whose} without GPU memory: {pids}",
             why=_who(group[0], report),
-            fix=f"see what they are, on the host: `ps -fp {every}`" if not run_id else _how_to_end(group[0], report),
+            fix=f"see on the host: `ps -fp {every}`" if not run_id else _how_to_end(group[0], report),
         )
 
 
