@@ -129,8 +129,18 @@ def preflight(
     playbook: str | None = None,
     stale: Stale | None = None,
     adopt: bool = False,
+    max_samples: int | None = None,
     output: str | None = None,
+    capture: Capture | None = None,
     data: str | None = None,
+    data_kind: Kind | None = None,
+    format: Format | None = None,  # noqa: A002 - the option's name
+    store_dtype: StoreDtype | None = None,
+    boundaries: Boundaries | None = None,
+    layer_convention: str | None = None,
+    shard: tuple[int, int] | None = None,
+    canary: bool = True,
+    rehearse: Rehearse | None = None,
     allow: Sequence[str] = (),
 ) -> Findings:
     """Look at a host and say whether the extraction can run there; nothing is changed but what is pushed.
@@ -138,7 +148,11 @@ def preflight(
     A failed check is not raised: see `Findings.ok` and `Findings.check`. Raises ConfigError, UsageError,
     ConnectionFailed, RemoteFailed.
     """
-    overrides = Overrides(stale=stale, adopt=adopt, output=output, data=data)
+    overrides = _overrides(
+        stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture, data=data,
+        data_kind=data_kind, format=format, store_dtype=store_dtype, boundaries=boundaries,
+        layer_convention=layer_convention, shard=shard, canary=canary, rehearse=rehearse,
+    )  # fmt: skip
     intention = pipeline.plan_extract(load_workspace(), host, playbook, overrides, allow=_codes(allow))
     with contact.host_context(intention.host, ask=None) as ctx:
         if intention.data is not None:
