@@ -126,15 +126,8 @@ def test_a_daemon_that_ignores_term_does_not_outlive_its_run(host: CommandHost, 
 @pytest.mark.skipif(find_spy(sys.executable) is None, reason="there is no py-spy: pip install py-spy")
 def test_a_hang_is_ended_and_says_where_every_rank_stood(host: CommandHost) -> None:
     script(host, HANG)
-    plan = playbook(host, "\n[limits]\nsilence_timeout = 4\nstop_grace = 1\n")
+    plan = playbook(host, "\n[limits]\nsilence_timeout = 8\nstop_grace = 1\n")
     paths = host.launch(plan)
-    wait_until(lambda: b"waiting" in host.log(paths), "the job waits")
-    # The fault files, by which forked ranks are known, are written by the ranks themselves.
-    wait_until(lambda: sum(b'"rank": ' in p.read_bytes() for p in Path(paths.faults).iterdir()) == 3, "all are named")
-    asked = host.ask("stacks", {"run_id": plan["run_id"]})["processes"]
-    assert [process["rank"] for process in asked] == [0, 1, None]
-    assert all("collective" in process["stacks"] for process in asked)
-
     ended = host.result(paths)
     assert (ended["end_reason"], ended["gpus_clean"], ended["leftovers"]) == ("limit-exceeded", True, [])
     assert "silence_timeout: no line of log and no event" in ended["message"]
@@ -144,6 +137,20 @@ def test_a_hang_is_ended_and_says_where_every_rank_stood(host: CommandHost) -> N
     log = host.log(paths).decode()
     assert "ctl: stacks of rank 0 (pid" in log
     assert "collective (job.py:5)" in log
+
+
+@pytest.mark.skipif(find_spy(sys.executable) is None, reason="there is no py-spy: pip install py-spy")
+def test_a_living_run_tells_where_every_rank_stands_and_an_ended_one_that_it_has_none(host: CommandHost) -> None:
+    script(host, HANG)
+    plan = playbook(host)
+    paths = host.launch(plan)
+    wait_until(lambda: b"waiting" in host.log(paths), "the job waits")
+    # The fault files, by which forked ranks are known, are written by the ranks themselves.
+    wait_until(lambda: sum(b'"rank": ' in p.read_bytes() for p in Path(paths.faults).iterdir()) == 3, "all are named")
+    asked = host.ask("stacks", {"run_id": plan["run_id"]})["processes"]
+    assert [process["rank"] for process in asked] == [0, 1, None]
+    assert all("collective" in process["stacks"] for process in asked)
+    host.ask("stop", {"run_id": plan["run_id"], "grace_s": 1, "force": False})
     code, answer = host.call("stacks", {"run_id": plan["run_id"]})
     assert (code, json.loads(answer)["error"]["code"]) == (70, "no-python")
 
