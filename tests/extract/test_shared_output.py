@@ -16,7 +16,7 @@ from support.stubengine import StubEngine, make_stub_run, write_model, write_pro
 
 from remote_payload.extract import output as output_folder
 from remote_payload.extract.settings import ConfigError
-from remote_payload.host.protocol import OUTPUT_LEDGER, OUTPUT_MANIFEST
+from remote_payload.host.layout import OUTPUT_LEDGER, OUTPUT_MANIFEST
 
 LENGTHS = [40, 3, 77, 17, 130, 1, 64, 25] * 2
 STEPS: dict[str, Any] = {"budget": 64, "chunk": 40, "seqs": 6}
