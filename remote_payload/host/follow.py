@@ -10,10 +10,12 @@ write them itself. Fatal signals become `exception` events of the writer `faults
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import time
 from typing import Any, BinaryIO, Dict, Iterator, Optional
@@ -44,6 +46,9 @@ FAULT_BYTES = 1 << 20
 
 STOP = "follow.stop"
 """In the run folder: the job has ended, look once more and go."""
+
+PR_SET_PDEATHSIG = 1
+"""prctl option: the signal that this process gets when its parent dies."""
 
 _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9,_]*)?\.?[0-9]+(?:[eE][-+]?[0-9]+)?")
 
@@ -94,6 +99,7 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     paths = Layout(request["workdir"]).run(request["run_id"])
     plan = read_json(paths.plan) or {}
     host, parent = plan["host"]["name"], os.getppid()
+    _die_with_parent()
     progress = Progress(paths, plan) if plan["job"].get("watched") else None
     while True:
         # A supervisor that died before we asked for our parent is known by the result alone, which `stop` writes.
@@ -106,6 +112,11 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
         if last:
             return 0
         time.sleep(TICK_S)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process with the supervisor: one stuck in an expression would see nothing itself."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 class Progress:
