@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,8 +72,10 @@ class Workspace:
         """
         found = self.any_playbook(wanted, host)
         if isinstance(found, CommandPlaybook):
+            words = ["ctl", "run", wanted or found.name, *(("--host", host.name) if host else ())]
             raise UsageError(
-                f"playbook `{found.name}` is a command, not an extraction", fix=f"use `ctl run {found.name}`"
+                f"playbook `{found.name}` is a command, not an extraction",
+                fix=f"use `{shlex.join(words)}`; with `--dry-run` it only shows what it would do",
             )
         return found
 
@@ -82,7 +85,7 @@ class Workspace:
         if isinstance(found, Playbook):
             raise UsageError(
                 f"playbook `{found.name}` is an extraction, not a command",
-                fix=f"use `ctl extract --playbook {found.name}`; a command line stands after `--`: "
+                fix=f"use `ctl extract --playbook {shlex.quote(wanted)}`; a command line stands after `--`: "
                 f"ctl run --host NAME -- {wanted}",
             )
         return found

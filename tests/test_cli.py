@@ -115,6 +115,10 @@ def test_preflight_checks_whatever_extraction_can_be_planned() -> None:
             "clear --host gpu1 --playbook speculators-train",
             "`ctl clear --host gpu1 /data/eagle3-training/hidden_states/kimi-k2.5-draft`",
         ),
+        (
+            "plan --host gpu1 --playbook speculators-train",
+            "`ctl run speculators-train --host gpu1`; with `--dry-run`",
+        ),
         ("logs --json", "valid options of `ctl logs`: "),
     ],
 )
