@@ -19,7 +19,7 @@ from controller.core.errors import ConfigError, UsageError
 from controller.core.model import Host
 from controller.core.outputs import owned_output
 from controller.core.planner import envelope
-from controller.core.redaction import is_secret, secret_in_argv
+from controller.core.redaction import is_secret, refuse_secrets
 from remote_payload.host.layout import Layout
 from remote_payload.host.protocol import Accelerator, Job, Limits, OwnedOutput, Plan, Step, Survey, Watched
 
@@ -56,7 +56,8 @@ def make_playbook_command_plan(
     start = words.work if playbook.uploads else host.workdir
     cwd = posixpath.normpath(posixpath.join(start, words.fill(playbook.cwd or ".")))
     argv = [*(words.fill(word) for word in playbook.argv), *extra]
-    _check_argv(host, argv)
+    options = playbook.container.options if playbook.container else ()
+    refuse_secrets([*options, *argv], host.name, "name it in `secrets` of the playbook")
     env, secret_env = _environment(host, playbook, words)
 
     def inside(path: str) -> str:
@@ -149,17 +150,6 @@ def _check_apart(playbook: CommandPlaybook, outputs: Sequence[OwnedOutput]) -> N
                     fix="own the upper folder only",
                     code="output-overlaps",
                 )
-
-
-def _check_argv(host: Host, argv: Sequence[str]) -> None:
-    secret = secret_in_argv(argv)
-    if secret is not None:
-        raise UsageError(
-            f"the command assigns `{secret}` in the open",
-            why="arguments are stored in the plan, and every user of the host can read them",
-            fix=f'add `{secret} = {{ env = "{secret}" }}` to [hosts."{host.name}".secrets], and "{secret}" to '
-            "`secrets` of the playbook",
-        )
 
 
 def _environment(host: Host, playbook: CommandPlaybook, words: _Words) -> tuple[dict[str, str], list[str]]:

@@ -140,6 +140,9 @@ def test_what_does_not_fit_the_host_is_refused(text: str, words: str) -> None:
 def test_a_secret_in_the_open_is_refused() -> None:
     with pytest.raises(UsageError, match=r"assigns .HF_TOKEN. in the open"):
         plan('argv = ["env"]', "HF_TOKEN=abc", "x")
+    options = '["--env", "HF_TOKEN=abc"]'
+    with pytest.raises(UsageError, match=r"assigns .HF_TOKEN. in the open"):
+        plan(f'argv = ["x"]\ncontainer = {{ runtime = "podman", image = "i", options = {options} }}')
 
 
 def test_what_must_be_on_the_host_is_looked_for() -> None:
