@@ -20,7 +20,7 @@ _SECRET_NAME = re.compile(r"TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|API_?KEY|CREDEN
 _ASSIGNMENT = re.compile(
     r"(?<![A-Za-z0-9_])(?P<name>[A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?))=[\"']*(?P<value>\S+)"
 )
-"""An environment assignment, such as `env HF_TOKEN=... command`, also inside a shell's line; MAX_TOKENS=5 is not one."""
+"""An assignment as in `env HF_TOKEN=... command`, also inside a shell's line; MAX_TOKENS=5 is not one."""
 
 _OPTION = re.compile(
     r"--?(?P<name>token|(?:[a-z0-9]+[-_])*?(?:api[-_]?key|password|passwd|(?:secret|access)[-_]key|client[-_]secret"
@@ -32,7 +32,7 @@ _OPTION = re.compile(
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/@:]*:(?P<value>[^\s/@]+)@")
 
-_NO_VALUE = re.compile(r"\$.*|-.*|true|false|none|null|[01]?", re.IGNORECASE | re.DOTALL)
+_NO_VALUE = re.compile(r"\$[A-Za-z_{(].*|true|false|none|null|[01]?", re.IGNORECASE | re.DOTALL)
 """A reference to a variable is what is recommended; a switch (`--use-auth-token true`) tells nothing."""
 
 
@@ -68,7 +68,9 @@ def secret_in_argv(argv: Sequence[str]) -> Exposed | None:
         if (found := _ASSIGNMENT.search(piece)) and not _NO_VALUE.fullmatch(found["value"]):
             return Exposed(how=f"assigns `{found['name']}`", name=found["name"])
         if found := _OPTION.fullmatch(piece):
-            value = following if found["value"] is None else found["value"].strip("\"'")
+            given, value = found["value"], (found["value"] or "").strip("\"'")
+            if given is None and not following.startswith("-"):
+                value = following
             if not _NO_VALUE.fullmatch(value):
                 option = piece.partition("=")[0]
                 name = found["name"].upper().replace("-", "_")

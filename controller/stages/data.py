@@ -69,7 +69,7 @@ def _converse(ctx: Context, data: LocalData) -> tuple[str, int]:
 
 
 def readable(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield what is read of files here. Raises RefusedError if one is gone since it was hashed, or does not let us."""
+    """Yield what is read of files here. Raises RefusedError if one is gone since it was hashed, or unreadable."""
     try:
         yield from pieces
     except OSError as error:

@@ -325,7 +325,7 @@ def main() -> int:
         events.emit("problem", **error.record)
         print(f"ctl: {error}", file=sys.stderr)
         return 1
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - reported, with its traceback
         ExceptionReporter(events, None).report(error, "fetch")
         # Not raised again: the interpreter would print the addresses of the hub's signed redirects into the log.
         print(without_queries("".join(traceback.format_exception(error))), file=sys.stderr)

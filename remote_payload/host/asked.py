@@ -1,4 +1,4 @@
-"""A child process that answers one JSON line with one JSON line, has a time for each, and is replaced once it died."""
+"""A child process that answers each JSON line with one, within a time, and is replaced once it died."""
 
 from __future__ import annotations
 
@@ -67,9 +67,7 @@ class AskedChild:
         if self._process is not None and self._process.poll() is not None:
             self.end()  # something else ended it while it was idle: the next file must not be blamed
         if self._process is None:
-            self._process = subprocess.Popen(
-                self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self._env
-            )
+            self._process = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self._env)
         return self._process
 
 

@@ -199,7 +199,8 @@ def _from_json(line: str) -> Dict[str, Any]:
         return {}
     if not isinstance(record, dict):
         return {}
-    kept = {name[:VALUE_CHARS]: _short(value) for name, value in record.items() if isinstance(value, (int, float, str))}
+    scalars = {name: value for name, value in record.items() if isinstance(value, (int, float, str))}
+    kept = {name[:VALUE_CHARS]: _short(value) for name, value in scalars.items()}
     return {name: value for name, value in kept.items() if name not in COUNTS or _whole(value)}
 
 

@@ -209,7 +209,8 @@ def test_long_values_are_cut() -> None:
     found = follow._from_json(json.dumps(line))
     long = "n" * follow.VALUE_CHARS
     assert found == {
-        "done": 3, "phase": "x" * follow.VALUE_CHARS, long: 1, "big": "a number of 4001 bits", "loss": 0.5, "seed": 1 << 63,
+        "done": 3, "phase": "x" * follow.VALUE_CHARS, long: 1, "big": "a number of 4001 bits", "loss": 0.5,
+        "seed": 1 << 63,
     }  # fmt: skip
     assert follow._value("7" * 100_000) == "7" * follow.VALUE_CHARS
 

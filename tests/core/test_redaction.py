@@ -42,6 +42,8 @@ def test_environment_is_split_and_redacted() -> None:
         (["serve", "--api-key", "abc"], "--api-key", "API_KEY"),
         (["serve", "--api_key=abc"], "--api_key", "API_KEY"),
         (["login", "--token=abc"], "--token", "TOKEN"),
+        (["login", "--password=-abc"], "--password", "PASSWORD"),
+        (["env", "DB_PASSWORD=-$abc", "x"], "DB_PASSWORD", "DB_PASSWORD"),
         (["train", "--push_to_hub_token", "abc"], "--push_to_hub_token", "PUSH_TO_HUB_TOKEN"),
         (["mount", "--password", "abc"], "--password", "PASSWORD"),
         (["sh", "-c", "login --token 'abc' && train"], "--token", "TOKEN"),
@@ -57,7 +59,7 @@ def test_a_secret_in_an_argv_is_seen_and_never_repeated(argv: list[str], how: st
     with pytest.raises(UsageError) as refused:
         refuse_secrets(argv, "box", "leave it out here")
     told = str(refused.value.to_dict())
-    assert "[hosts.\"box\".secrets]" in refused.value.fix
+    assert '[hosts."box".secrets]' in refused.value.fix
     assert "abc" not in told
     assert "hunter2" not in told
 

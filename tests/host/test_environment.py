@@ -96,7 +96,9 @@ def test_an_environment_that_cannot_ask_the_hub_says_why(tmp_path: Path) -> None
         listing({"python": str(broken), "query": {}}, b"", io.BytesIO())
     assert (failed.value.code, failed.value.why) == ("hub-failed", "its own words")
     url = "https://cas.example/f"
-    program(tmp_path / "python", f"echo \"403 for url '{url}?X-Amz-Signature=abc&x=1' (again {url}?k=abc)\" >&2; exit 3")
+    program(
+        tmp_path / "python", f"echo \"403 for url '{url}?X-Amz-Signature=abc&x=1' (again {url}?k=abc)\" >&2; exit 3"
+    )
     with pytest.raises(HostError) as failed:
         listing({"python": str(broken), "query": {}}, b"", io.BytesIO())
     assert failed.value.why == f"403 for url '{url}?***' (again {url}?***)"
