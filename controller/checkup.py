@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from controller import contact, pipeline
 from controller.core.errors import CtlError, ExitCode
 from controller.core.strangers import not_ours
 from controller.pipeline import Intention
+from controller.sidebyside import side_by_side
 from controller.stages import data as data_stage
 from controller.stages import tidy as tidy_stage
 from controller.stages.base import Context
@@ -62,8 +62,7 @@ def preflight(intentions: Sequence[Intention], *, as_json: bool) -> ExitCode:
             checkups = [Checkup(host=intention.host.name, outcome=_look(ctx, intention))]
     else:
         terminal = _Terminal()
-        with ThreadPoolExecutor(max_workers=HOSTS_AT_ONCE) as pool:
-            checkups = list(pool.map(lambda intention: _checkup(intention, terminal), intentions))
+        checkups = side_by_side(lambda intention: _checkup(intention, terminal), intentions, at_once=HOSTS_AT_ONCE)
     _show(checkups, as_json=as_json)
     return max((checkup.exit_code for checkup in checkups), default=ExitCode.OK)
 

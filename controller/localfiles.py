@@ -52,8 +52,8 @@ class LocalFiles:
 def local_files(uploads: Sequence[UploadSection], folder: Path, origin: str) -> LocalFiles:
     """Collect what `uploads` name; relative paths start at `folder`, `origin` is the playbook's file.
 
-    Raises ConfigError for what is not there, cannot be read, would lie in one place twice, or is larger than an
-    upload should be.
+    Raises ConfigError for what is not there, cannot be read, would lie in one place twice, is larger than an upload
+    should be, or is a link that leads out of its folder.
     """
     try:
         sources = _sources(uploads, folder, origin)
@@ -132,7 +132,21 @@ def _walk(root: Path, folder: Path, spec: pathspec.GitIgnoreSpec) -> Iterator[Pa
         if is_folder:
             yield from _walk(root, path, spec)
         elif entry.is_file():
+            if entry.is_symlink():
+                _refuse_stray(root, path)
             yield path
+
+
+def _refuse_stray(root: Path, link: Path) -> None:
+    """Raise ConfigError for a link out of the uploaded folder: whoever uploads it may not know what it leads to."""
+    target = link.resolve()
+    if not target.is_relative_to(root.resolve()):
+        raise ConfigError(
+            f"{link} is a link to {target}, outside the uploaded folder",
+            why="only what lies in the folder is uploaded with it; a link may lead to a key or to anything else",
+            fix=f"name it in `ignore`, put a copy in its place, or upload {target} by itself",
+            code="upload-link",
+        )
 
 
 def _entry(name: str, path: Path) -> dict[str, Any]:

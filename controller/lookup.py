@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 
 from controller.afterwards import Afterwards
@@ -13,6 +12,7 @@ from controller.core.model import Host
 from controller.localdisk import copying
 from controller.run import Run, Sink, load_plan
 from controller.runfolder import RunFolder, find_run, matching
+from controller.sidebyside import side_by_side
 from controller.stages.base import Context
 from controller.workspace import Workspace
 from remote_payload.host.layout import RUN_ID
@@ -79,8 +79,7 @@ def _host_of(workspace: Workspace, run_id: str, unknown: UsageError) -> str:
         except CtlError as error:
             return error.what
 
-    with ThreadPoolExecutor(max_workers=HOSTS_AT_ONCE) as pool:
-        found = dict(zip(names, pool.map(look, names), strict=True))
+    found = dict(zip(names, side_by_side(look, names, at_once=HOSTS_AT_ONCE), strict=True))
     for name, why in found.items():
         if why is None:
             return name

@@ -166,12 +166,12 @@ def launch(
         run = Run(folder, transport, plan["host"], plan["payload"], sinks, afterwards=afterwards)
         ctx = run.context
         push_s = connect_and_push(ctx)
-        if intention.data is not None:
-            data_stage.run(ctx, intention.data)
-        if intention.uploads is not None:
-            uploads_stage.run(ctx, intention.uploads)
-        outcome = preflight(ctx, intention)
         try:
+            if intention.data is not None:
+                data_stage.run(ctx, intention.data)
+            if intention.uploads is not None:
+                uploads_stage.run(ctx, intention.uploads)
+            outcome = preflight(ctx, intention)
             preflight_stage.refuse(outcome)
             plan = planner.with_preflight(
                 plan,

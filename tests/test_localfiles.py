@@ -53,7 +53,7 @@ def test_a_place_of_its_own_and_the_executable_bit(folder: Path) -> None:
 
 
 def test_links(folder: Path) -> None:
-    (folder / "train" / "link.py").symlink_to(folder / "one.py")
+    (folder / "train" / "link.py").symlink_to("lib/a.py")
     assert "train/link.py" in names(collect(folder, {"path": "train"}))
     (folder / "train" / "loop").symlink_to(folder / "train")
     with pytest.raises(ConfigError, match="is a link to a folder"):
@@ -61,6 +61,23 @@ def test_links(folder: Path) -> None:
     assert "train/main.py" in names(collect(folder, {"path": "train", "ignore": ["loop"]}))
     os.mkfifo(folder / "train" / "pipe")
     assert "train/pipe" not in names(collect(folder, {"path": "train", "ignore": ["loop"]}))
+
+
+@pytest.mark.parametrize("through", ["one.py", "train-2/key", "train/hop"])
+def test_a_link_out_of_the_folder_is_refused_and_named(folder: Path, through: str) -> None:
+    (folder / "train-2").mkdir()
+    (folder / "train-2" / "key").write_text("private")
+    (folder / "train" / "hop").symlink_to(folder / "train-2" / "key")
+    link = folder / "train" / "lib" / "link"
+    link.symlink_to(folder / through)
+    with pytest.raises(ConfigError) as refused:
+        collect(folder, {"path": "train", "ignore": ["/hop"]})
+    target = (folder / through).resolve()
+    assert refused.value.code == "upload-link"
+    assert f"{link} is a link to {target}" in refused.value.what
+    assert "train/main.py" in names(collect(folder, {"path": "train", "ignore": ["/hop", "link"]}))
+    # A link that is named itself is what was asked for.
+    assert names(collect(folder, {"path": "train/lib/link", "to": "key"})) == ["key"]
 
 
 def test_what_cannot_be_uploaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,15 +15,18 @@ import re
 from collections.abc import Callable, Sequence
 
 from controller.core.command import CommandPlaybook
-from controller.core.errors import ConfigError, UsageError
+from controller.core.errors import ConfigError
 from controller.core.model import Host
 from controller.core.outputs import owned_output
 from controller.core.planner import envelope
-from controller.core.redaction import is_secret, secret_in_argv
+from controller.core.redaction import is_secret, refuse_secrets
 from remote_payload.host.layout import Layout
 from remote_payload.host.protocol import Accelerator, Job, Limits, OwnedOutput, Plan, Step, Survey, Watched
 
 _WORD = re.compile(r"\{(python|work|workdir|output)(?::([0-9]+))?\}")
+
+MOUNT_PARTS = 3
+"""Of a mount: the path on the host, the one inside, options such as `ro`."""
 
 
 def make_playbook_command_plan(
@@ -52,11 +55,13 @@ def make_playbook_command_plan(
         for section in playbook.outputs
     ]  # fmt: skip
     _check_apart(playbook, outputs)
+    _check_mounts(host, playbook, outputs)
     words = _Words(host, playbook, Layout(host.workdir).run(run_id).work, outputs)
     start = words.work if playbook.uploads else host.workdir
     cwd = posixpath.normpath(posixpath.join(start, words.fill(playbook.cwd or ".")))
     argv = [*(words.fill(word) for word in playbook.argv), *extra]
-    _check_argv(host, argv)
+    options = playbook.container.options if playbook.container else ()
+    refuse_secrets([*options, *argv], host.name, "name it in `secrets` of the playbook")
     env, secret_env = _environment(host, playbook, words)
 
     def inside(path: str) -> str:
@@ -151,15 +156,28 @@ def _check_apart(playbook: CommandPlaybook, outputs: Sequence[OwnedOutput]) -> N
                 )
 
 
-def _check_argv(host: Host, argv: Sequence[str]) -> None:
-    secret = secret_in_argv(argv)
-    if secret is not None:
-        raise UsageError(
-            f"the command assigns `{secret}` in the open",
-            why="arguments are stored in the plan, and every user of the host can read them",
-            fix=f'add `{secret} = {{ env = "{secret}" }}` to [hosts."{host.name}".secrets], and "{secret}" to '
-            "`secrets` of the playbook",
-        )
+def _check_mounts(host: Host, playbook: CommandPlaybook, outputs: Sequence[OwnedOutput]) -> None:
+    """Refuse what a container's runtime would take for several paths: it gets a mount as one word."""
+    if playbook.container is None:
+        return
+    separators = ":," if playbook.container.runtime == "apptainer" else ":"  # it splits `--bind` at commas first
+    for path in (host.workdir, *(output["path"] for output in outputs)):
+        if any(separator in path for separator in separators):
+            raise ConfigError(
+                f"{playbook.origin}: {path} cannot be mounted into a container",
+                why=f"{playbook.container.runtime} takes `:`" + (" and `,`" if "," in separators else "")
+                + " in a path for the end of it",
+                fix="choose a folder without it in its path",
+                code="mount-path",
+            )  # fmt: skip
+    for mount in playbook.container.mounts:
+        if mount.count(":") > MOUNT_PARTS - 1 or ("," in separators and "," in mount):
+            raise ConfigError(
+                f"{playbook.origin}: {mount} cannot be mounted into a container",
+                why="a mount is PATH, PATH:INSIDE or PATH:INSIDE:OPTIONS, and no path in it may have a separator",
+                fix="correct `mounts` in [container]; give further options in `options`",
+                code="mount-path",
+            )
 
 
 def _environment(host: Host, playbook: CommandPlaybook, words: _Words) -> tuple[dict[str, str], list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
 
 from controller.core.errors import ConfigError
@@ -66,6 +67,7 @@ def _check_not_ours_to_clear(path: str, host: Host, reads: Sequence[str], where:
         ("ctl's copies of uploads", layout.files, True),
         *(("what the job reads", folder, True) for folder in reads),
         ("the host's `python`", host.python, True),
+        *(("the environment of the host's `python`", folder, True) for folder in _environment(host)),
         ("the host's `lease_dir`", host.lease_dir or layout.runs, True),
     ]
     for what, other, also_below in kept:
@@ -76,6 +78,16 @@ def _check_not_ours_to_clear(path: str, host: Host, reads: Sequence[str], where:
                 fix=f"{where} to another folder",
                 code="output-overlaps",
             )
+
+
+def _environment(host: Host) -> list[str]:
+    """Return the folders that belong to the environment of the host's `python`."""
+    folder, name = posixpath.split(posixpath.dirname(host.python))
+    if name != "bin" or folder in ("", "/"):
+        return []
+    if any(f"{place}/".startswith(f"{folder}/") for place in (host.workdir, *host.output_roots)):
+        return [f"{folder}/{part}" for part in ("bin", "lib", "lib64")]  # such as a home folder with a `bin` in it
+    return [folder]
 
 
 def _inside(path: str, folder: str) -> bool:

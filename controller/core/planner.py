@@ -15,7 +15,7 @@ from controller.core.errors import ConfigError, UsageError
 from controller.core.model import DEFAULT_LOG_CAP, Host, Overrides, Playbook
 from controller.core.outputs import owned_output, planned_output
 from controller.core.playbook import override
-from controller.core.redaction import secret_in_argv, split_env
+from controller.core.redaction import refuse_secrets, split_env
 from controller.core.shape import model_shape
 from remote_payload.host.layers import boundaries_of
 from remote_payload.host.layout import Layout, check_run_id
@@ -151,13 +151,7 @@ def make_command_plan(
     """
     if not argv or not argv[0]:
         raise UsageError("no command given", fix="write it after `--`: ctl run --host NAME -- python train.py")
-    secret = secret_in_argv(argv)
-    if secret is not None:
-        raise UsageError(
-            f"the command assigns `{secret}` in the open",
-            why="arguments are stored in the plan, and every user of the host can read them",
-            fix=f'add `{secret} = {{ env = "{secret}" }}` to [hosts."{host.name}".secrets] and leave it out here',
-        )
+    refuse_secrets(argv, host.name, "leave it out here")
     env, secret_env = job_env(host, None)
     step: Step = {"name": "command", "kind": "exec", "argv": list(argv)}
     limits: Limits = {

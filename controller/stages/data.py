@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from controller.core.errors import CtlError, RemoteFailed
+from controller.core.errors import CtlError, RefusedError, RemoteFailed
 from controller.localdata import LocalData
 from controller.stages.base import HOST_ERROR, Context, host_error
 from controller.transport.base import Process
@@ -26,8 +27,8 @@ _ANSWER_MAX_BYTES = 1 << 24
 def run(ctx: Context, data: LocalData) -> str:
     """Make sure that the host has the data set, whole and verified, and return its path there.
 
-    Raises RemoteFailed (`data-no-room`, `data-disk-full`, `data-damaged`), ConnectionFailed, ConnectionLost; OSError
-    if a file here cannot be read any more.
+    Raises RemoteFailed (`data-no-room`, `data-disk-full`, `data-damaged`), ConnectionFailed, ConnectionLost;
+    RefusedError (`local-file-gone`) if a file here cannot be read any more.
     """
     started = time.monotonic()
     ctx.emit("stage", name="data", status="started", text=f"{data.path.name}: {data.size:,} bytes")
@@ -54,7 +55,7 @@ def _converse(ctx: Context, data: LocalData) -> tuple[str, int]:
         if answer.get("have"):
             return str(answer["path"]), 0
         sent, told = 0, 0.0
-        for piece in data.pieces():
+        for piece in readable(data.pieces()):
             process.write(pack_frame({"end": False}, piece), timeout=WRITE_TIMEOUT_S)
             sent += len(piece)
             if sent / data.size >= told + STEP:
@@ -65,6 +66,19 @@ def _converse(ctx: Context, data: LocalData) -> tuple[str, int]:
         return str(read_answer(process, "data")["path"]), sent
     finally:
         process.close()
+
+
+def readable(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield what is read of files here. Raises RefusedError if one is gone since it was hashed, or unreadable."""
+    try:
+        yield from pieces
+    except OSError as error:
+        raise RefusedError(
+            f"cannot read {error.filename or 'a file here'} any more",
+            why=f"{error.strerror or error}; it was there when the run was planned, moments ago",
+            fix="leave the files alone until they are sent, then run the command again",
+            code="local-file-gone",
+        ) from error
 
 
 def read_answer(process: Process, verb: str) -> dict[str, Any]:

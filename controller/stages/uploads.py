@@ -8,7 +8,7 @@ import time
 from controller.core.errors import CtlError
 from controller.localfiles import LocalFiles
 from controller.stages.base import Context
-from controller.stages.data import WRITE_TIMEOUT_S, read_answer
+from controller.stages.data import WRITE_TIMEOUT_S, read_answer, readable
 from remote_payload.host.framing import pack_frame
 
 
@@ -16,7 +16,7 @@ def run(ctx: Context, files: LocalFiles) -> int:
     """Make sure that the host has the tree, and return the bytes sent.
 
     Raises RemoteFailed (`upload-no-room`, `upload-disk-full`, `data-damaged`), ConnectionFailed, ConnectionLost;
-    OSError if a file here cannot be read any more.
+    RefusedError (`local-file-gone`) if a file here cannot be read any more.
     """
     started = time.monotonic()
     what = f"{len(files.files)} files, {files.size:,} bytes"
@@ -40,7 +40,7 @@ def _converse(ctx: Context, files: LocalFiles) -> tuple[int, int]:
         wanted = [str(sha256) for sha256 in read_answer(process, "uploads")["missing"]]
         sent = 0
         if wanted:
-            for piece in files.pieces(wanted):
+            for piece in readable(files.pieces(wanted)):
                 process.write(pack_frame({"end": False}, piece), timeout=WRITE_TIMEOUT_S)
                 sent += len(piece)
             process.write(pack_frame({"end": True}), timeout=WRITE_TIMEOUT_S)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from typing import Any, Protocol
 
+from remote_payload.host.errors import without_queries
+
 
 class CaptureError(RuntimeError):
     """The engine does not deliver what is to be captured; the run ends rather than write something else."""
@@ -36,7 +38,7 @@ class ExceptionReporter:
             "exception",
             rank=self._rank,
             exc_type=type(error).__name__,
-            message=str(error),
-            traceback="".join(traceback.format_exception(error)),
+            message=without_queries(str(error)),
+            traceback=without_queries("".join(traceback.format_exception(error))),
             where=where,
         )

@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, BinaryIO
@@ -34,6 +35,7 @@ from remote_payload.extract.hub import (
     refusal,
 )
 from remote_payload.extract.progress import PatientEvents
+from remote_payload.host.errors import without_queries
 from remote_payload.host.files import fsync_folder, write_json
 from remote_payload.host.journal import EventWriter
 from remote_payload.host.layout import RunPaths
@@ -323,9 +325,11 @@ def main() -> int:
         events.emit("problem", **error.record)
         print(f"ctl: {error}", file=sys.stderr)
         return 1
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - reported, with its traceback
         ExceptionReporter(events, None).report(error, "fetch")
-        raise
+        # Not raised again: the interpreter would print the addresses of the hub's signed redirects into the log.
+        print(without_queries("".join(traceback.format_exception(error))), file=sys.stderr)
+        return 1
     return 0
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from remote_payload.host.errors import without_queries
 from remote_payload.host.files import read_json
 from remote_payload.host.hub import ANSWER
 
@@ -42,6 +43,7 @@ class HubError(Exception):
     """The hub does not give the model; `record` is {"code", "what", "why", "fix"}."""
 
     def __init__(self, code: str, what: str, why: str, fix: str) -> None:
+        why = without_queries(why)  # the client's own words name the address that it was redirected to
         super().__init__(f"{what}: {why}" if why else what)
         self.record = {"code": code, "what": what, "why": why, "fix": fix}
 
@@ -264,7 +266,7 @@ def main() -> int:
         answer = {"error": {"code": "hub-client-missing", "what": "the host's environment has no client of the hub",
                             "why": str(error), "fix": fix}}  # fmt: skip
     except Exception as error:  # noqa: BLE001 - the hub's client raises its HTTP library's errors, which vary
-        why = f"{type(error).__name__}: {error}"
+        why = without_queries(f"{type(error).__name__}: {error}")
         fix = "check the host's way to the hub (HTTPS_PROXY, HF_ENDPOINT in `env` of hosts.toml)"
         answer = {"error": {"code": "hub-unreachable", "what": "the hub cannot be reached from the host", "why": why,
                             "fix": fix}}  # fmt: skip

@@ -6,10 +6,8 @@ Torch files are loaded weights-only before anything else looks at them. The chec
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Generator, Iterable
@@ -18,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from remote_payload.extract.formats import HalfFileError, SampleFacts, format_named
+from remote_payload.host.asked import AskedChild, ChildDied
 from remote_payload.host.files import sha256_of
 
 CHILDREN = 8
@@ -89,56 +88,25 @@ def inspect_all(paths: Iterable[str], form: str, children: int | None = None) ->
 
 
 class _Child:
-    """One process, started when it is first needed and again after it died."""
+    """Inspects one file after the other in a process of its own."""
 
     def __init__(self, form: str) -> None:
         self._form = form
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child = AskedChild([sys.executable, "-m", "remote_payload.extract.inspector"])
 
     def ask(self, path: str) -> Inspection:
-        fresh = self._process is None
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "remote_payload.extract.inspector"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
             size = os.path.getsize(path)
         except OSError as error:
             return Inspection(facts=None, sha256=None, why=str(error.strerror))
-        timer = threading.Timer(START_S * (1 if fresh else 0.5) + size / SLOWEST_BYTES_PER_S, process.kill)
-        timer.daemon = True
-        timer.start()
         try:
-            process.stdin.write(json.dumps({"path": path, "format": self._form}).encode() + b"\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except BrokenPipeError:
-            answer = b""
-        finally:
-            timer.cancel()
-        if not answer.endswith(b"\n"):
-            self.end()
-            return Inspection(facts=None, sha256=None, why=f"reading it killed its reader ({process.returncode})")
-        return _decoded(json.loads(answer))
+            answer = self._child.ask({"path": path, "format": self._form}, START_S + size / SLOWEST_BYTES_PER_S)
+        except ChildDied as error:
+            return Inspection(facts=None, sha256=None, why=f"reading it killed its reader ({error})")
+        return _decoded(answer)
 
     def end(self) -> None:
-        if self._process is not None:
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
-            with contextlib.suppress(BrokenPipeError):  # it died with our request unread
-                self._process.stdin.close()
-            self._process.stdout.close()
-            try:
-                self._process.wait(10.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait(10.0)
-            self._process = None
+        self._child.end()
 
 
 def _decoded(answer: dict[str, Any]) -> Inspection:

@@ -23,8 +23,3 @@ def to_fp8(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values[start : start + ROWS] = (piece / scale[:, None, None]).to(torch.float8_e4m3fn)
         scales[start : start + ROWS] = scale
     return values, scales
-
-
-def from_fp8(values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the states [rows, states, hidden] in `dtype`."""
-    return (values.float() * scales[:, None, None]).to(dtype)

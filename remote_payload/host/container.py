@@ -19,8 +19,6 @@ from remote_payload.host.children import Command, CommandFailed
 from remote_payload.host.files import read_json
 from remote_payload.host.layout import Layout, RunPaths
 
-RUNTIMES = ("docker", "podman", "apptainer")
-
 REMOVE_S = 60.0
 """For `rm --force`: the daemon sends KILL at once, and may wait for a slow overlay file system."""
 

@@ -20,7 +20,8 @@ import os
 import shutil
 import sys
 import tempfile
-from typing import Any, BinaryIO, Dict, Iterator, List
+import time
+from typing import Any, BinaryIO, Dict, Iterable, Iterator, List
 
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import fsync_folder
@@ -30,6 +31,11 @@ from remote_payload.host.protocol import check_record
 
 SPARE_BYTES = 1 << 28
 """Room to leave on the disk that holds the work folder: run folders and logs live there too."""
+
+STALE_S = 86400.0
+"""Age of its newest write at which what a push left half done is certainly not being written any more."""
+
+_STAGING = ".incoming-"
 
 
 def receive(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
@@ -43,6 +49,7 @@ def receive(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
         _answer(out, {"have": True, "path": target})
         return 0
     os.makedirs(store, mode=0o700, exist_ok=True)
+    sweep_stale(_stagings(os.path.dirname(store)))
     size = sum(entry["size"] for entry in files)
     free = shutil.disk_usage(store).free
     if free < size + SPARE_BYTES:
@@ -51,7 +58,7 @@ def receive(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
             "data-no-room", "there is no room for the data set", why, "free some, or use data on the host"
         )
     _answer(out, {"have": False})
-    staging = tempfile.mkdtemp(prefix=".incoming-", dir=store)
+    staging = tempfile.mkdtemp(prefix=_STAGING, dir=store)
     try:
         with full_disk_told("data", store, size):
             _unpack(files, name, staging, target)
@@ -59,6 +66,33 @@ def receive(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
         shutil.rmtree(staging, ignore_errors=True)
     _answer(out, {"have": True, "path": target})
     return 0
+
+
+def _stagings(data: str) -> Iterator[str]:
+    for digest in os.listdir(data):
+        folder = os.path.join(data, digest)
+        if HASH.fullmatch(digest) and os.path.isdir(folder):
+            yield from (os.path.join(folder, name) for name in os.listdir(folder) if name.startswith(_STAGING))
+
+
+def sweep_stale(paths: Iterable[str]) -> None:
+    """Remove those of a killed push's files and folders that were last written more than a day ago."""
+    for path in paths:
+        try:
+            if time.time() - _written(path) <= STALE_S:
+                continue
+            if os.path.isdir(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+        except FileNotFoundError:
+            continue  # another push has just put it in its place, or swept it
+
+
+def _written(path: str) -> float:
+    """Return when a file, or anything in a folder, was last written: a folder's own time stands still meanwhile."""
+    inside = (os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files)
+    return max(os.lstat(each).st_mtime for each in (path, *inside))
 
 
 @contextlib.contextmanager

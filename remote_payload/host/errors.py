@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Dict
 
 
@@ -21,3 +22,11 @@ class HostError(Exception):
 
 class ProtocolError(ValueError):
     """A record or frame is not of the form that this wire prescribes; the message names the offending part."""
+
+
+_QUERY = re.compile(r"(https?://[^\s?#'\"<>]+)\?[^\s'\"<>)]*")
+
+
+def without_queries(text: str) -> str:
+    """Return a text whose URLs have no query: that of a signed redirect lets anybody fetch what it leads to."""
+    return _QUERY.sub(r"\1?***", text)

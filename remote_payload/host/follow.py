@@ -31,6 +31,9 @@ TICK_S = 0.5
 COUNTS = ("done", "total", "tokens", "bytes", "skipped", "failed")
 """Fields of a progress event that are whole numbers; other named groups are its `values`."""
 
+VALUE_CHARS = 300
+"""Of a value or its name: an event is for a line on a screen, and is sent to every one who watches."""
+
 READ_BYTES = 1 << 20
 """Looked at of what is new, from its end: a job that floods its output is not followed line by line."""
 
@@ -202,14 +205,22 @@ def _from_json(line: str) -> Dict[str, Any]:
         return {}
     if not isinstance(record, dict):
         return {}
-    kept = {name: value for name, value in record.items() if isinstance(value, (int, float, str))}
+    scalars = {name: value for name, value in record.items() if isinstance(value, (int, float, str))}
+    kept = {name[:VALUE_CHARS]: _short(value) for name, value in scalars.items()}
     return {name: value for name, value in kept.items() if name not in COUNTS or _whole(value)}
+
+
+def _short(value: Any) -> Any:
+    """Return a text or number of at most VALUE_CHARS characters; an integer beyond 64 bits counts nothing real."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "a number of %d bits" % value.bit_length()
+    return value[:VALUE_CHARS] if isinstance(value, str) else value
 
 
 def _value(text: str) -> Any:
     """Return a number where the text is one: `1,234` and `1_234` are 1234."""
-    if not _NUMBER.fullmatch(text):
-        return text
+    if len(text) > VALUE_CHARS or not _NUMBER.fullmatch(text):
+        return text[:VALUE_CHARS]
     plain = text.replace(",", "").replace("_", "")
     return int(plain) if re.fullmatch(r"[-+]?[0-9]+", plain) else float(plain)
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 from typing import Any, BinaryIO, Dict
 
-from remote_payload.host.errors import HostError
+from remote_payload.host.errors import HostError, without_queries
 from remote_payload.host.protocol import check_record
 
 TIMEOUT_S = 50.0
@@ -51,7 +51,7 @@ def listing(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
                 raise HostError(**answer["error"])
             out.write(json.dumps(answer).encode() + b"\n")
             return 0
-    said = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
+    said = without_queries((done.stderr or done.stdout).decode("utf-8", "replace").strip())
     raise HostError(
         "hub-failed", "the hub could not be asked", said[-2000:], "run `ctl hosts setup` to check the environment"
     )

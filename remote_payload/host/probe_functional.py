@@ -126,9 +126,15 @@ class _Rank:
             record["error"] = "exit code %d" % (self.code or 0)
         if self.code != 0:
             record["at"] = record["at"] or next((step for step in STEPS if step not in record["steps"]), STEPS[-1])
-            self._stderr.seek(0)
-            record["stderr"] = self._stderr.read().decode("utf-8", "replace").strip()[-STDERR_KEPT:]
+            record["stderr"] = self._end_of_stderr()
         return record
+
+    def _end_of_stderr(self) -> str:
+        # Not through the file's own place, which a rank that still writes shares; and not as a whole: NCCL's debug
+        # output may be gigabytes. A character is at most 4 bytes.
+        size, most = os.fstat(self._stderr.fileno()).st_size, 4 * STDERR_KEPT
+        piece = os.pread(self._stderr.fileno(), most, max(0, size - most))
+        return piece.decode("utf-8", "replace").strip()[-STDERR_KEPT:]
 
 
 def _follow(ranks: List[_Rank], deadline: float) -> None:

@@ -57,7 +57,10 @@ def read_frame(stream: BinaryIO) -> Tuple[Dict[str, Any], bytes]:
     head, body = _FRAME.unpack(_read_exactly(stream, _FRAME.size))
     if head > _MAX_HEADER or body > _MAX_BODY:
         raise _damaged("a frame announces a header of %d and a body of %d bytes" % (head, body))
-    header = json.loads(_read_exactly(stream, head))
+    try:
+        header = json.loads(_read_exactly(stream, head))
+    except ValueError as error:
+        raise _damaged("a frame's header is no JSON: %s" % error) from error
     if not isinstance(header, dict):
         raise _damaged("a frame's header is not an object")
     return header, _read_exactly(stream, body)
@@ -221,7 +224,9 @@ def receive(workdir: str, digest: str, stdin: BinaryIO, stdout: BinaryIO) -> Non
 
     _answer(stdout, {"have": False})
     request, _body = read_frame(stdin)
-    manifest = request["manifest"]
+    manifest = request.get("manifest")
+    if not isinstance(manifest, dict) or not all(isinstance(each, str) for each in manifest.values()):
+        raise _damaged("the first frame has no manifest of names and hashes")
     check_manifest(manifest, digest)
     archive = _read_archive(stdin)
     sweep(payloads)

@@ -14,10 +14,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-from typing import Any, BinaryIO, Dict, List, Set
+from typing import Any, BinaryIO, Dict, Iterator, List, Set
 
-from remote_payload.host.data import SPARE_BYTES, full_disk_told, pieces_of_stdin, store_file
+from remote_payload.host.data import SPARE_BYTES, full_disk_told, pieces_of_stdin, store_file, sweep_stale
 from remote_payload.host.errors import HostError, ProtocolError
 from remote_payload.host.files import fsync_folder, read_json, write_json
 from remote_payload.host.framing import tree_digest
@@ -26,6 +27,9 @@ from remote_payload.host.protocol import check_record
 
 _COPY_BYTES = 1 << 20
 
+_TEMPORARY = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{8}")
+"""A blob that is being received."""
+
 
 def receive(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     """Verb `uploads`: hold the conversation on this process's stdin. Raises HostError, ProtocolError."""
@@ -33,6 +37,8 @@ def receive(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     files = _checked(json.loads(body))
     layout, digest = Layout(request["workdir"]), tree_digest(files)
     wanted = _missing(layout, files)
+    if wanted:
+        sweep_stale(_temporaries(layout))
     _require_room(layout, wanted)
     _answer(out, {"digest": digest, "missing": [entry["sha256"] for entry in wanted]})
     if wanted:
@@ -130,6 +136,11 @@ def _receive_blob(layout: Layout, entry: Dict[str, Any], pieces: Any) -> None:
             os.unlink(temporary)
         raise
     fsync_folder(os.path.dirname(target))
+
+
+def _temporaries(layout: Layout) -> Iterator[str]:
+    for folder, _, names in os.walk(os.path.join(layout.files, "blobs")):
+        yield from (os.path.join(folder, name) for name in names if _TEMPORARY.fullmatch(name))
 
 
 def _blob(layout: Layout, sha256: str) -> str:

@@ -6,15 +6,13 @@ As a module it is the child: one JSON request a line on stdin, {"path", "nan"}, 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
-import subprocess
 import sys
-import threading
 from typing import Any
 
+from remote_payload.host.asked import AskedChild, ChildDied
 from remote_payload.survey.facts import DamagedError, UnreadableError, inspect
 
 MEMORY_BYTES = 8 << 30
@@ -31,16 +29,18 @@ SLOWEST_BYTES_PER_S = 4 << 20
 
 
 class Reader:
-    """One child, started when it is first needed and again after it died. A context manager."""
+    """One child for one file after the other. A context manager."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        # No GPU may be touched: the run's lease is held, but its memory is being proved free.
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        self._child = AskedChild([sys.executable, "-m", "remote_payload.survey.child"], env)
 
     def __enter__(self) -> Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self._child.end()
 
     def ask(self, path: str, *, nan: bool) -> dict[str, Any]:
         """Return the child's answer; of a file that killed its reader, {"damaged": how}."""
@@ -48,51 +48,10 @@ class Reader:
             size = os.path.getsize(path)
         except OSError as error:
             return {"damaged": error.strerror or str(error)}
-        process = self._started()
-        timer = threading.Timer(START_S + size / SLOWEST_BYTES_PER_S, process.kill)
-        timer.daemon = True
-        timer.start()
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps({"path": path, "nan": nan}).encode() + b"\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except BrokenPipeError:
-            answer = b""
-        finally:
-            timer.cancel()
-        if not answer.endswith(b"\n"):
-            self._end()
-            return {"damaged": "reading it killed its reader (exit code %s)" % process.returncode}
-        found: dict[str, Any] = json.loads(answer)
-        return found
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "remote_payload.survey.child"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                # No GPU may be touched: the run's lease is held, but its memory is being proved free.
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-            )
-        return self._process
-
-    def _end(self) -> None:
-        if self._process is None:
-            return
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it died with our request unread
-            self._process.stdin.close()
-        self._process.stdout.close()
-        try:
-            self._process.wait(10.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(10.0)
-        self._process = None
+            return self._child.ask({"path": path, "nan": nan}, START_S + size / SLOWEST_BYTES_PER_S)
+        except ChildDied as error:
+            return {"damaged": "reading it killed its reader (%s)" % error}
 
 
 def _limit(size: int) -> None:

@@ -14,6 +14,7 @@ import pytest
 from support.commandhost import CommandHost
 from support.hostrun import wait_until
 
+from remote_payload.host import follow
 from remote_payload.host.members import HELPER_ENV
 from remote_payload.host.stacks import find_spy
 
@@ -201,6 +202,17 @@ def test_progress_is_read_from_a_file_of_json_lines(host: CommandHost) -> None:
     assert host.finish(plan)["end_reason"] == "succeeded"
     last = host.all_events(plan, "progress")[-1]
     assert (last["done"], last["total"], last["unit"], last["values"]) == (4, 4, "batches", {"loss": 0.5})
+
+
+def test_long_values_are_cut() -> None:
+    line = {"done": 3, "phase": "x" * 100_000, "n" * 1000: 1, "big": 1 << 4000, "loss": 0.5, "seed": 1 << 63}
+    found = follow._from_json(json.dumps(line))
+    long = "n" * follow.VALUE_CHARS
+    assert found == {
+        "done": 3, "phase": "x" * follow.VALUE_CHARS, long: 1, "big": "a number of 4001 bits", "loss": 0.5,
+        "seed": 1 << 63,
+    }  # fmt: skip
+    assert follow._value("7" * 100_000) == "7" * follow.VALUE_CHARS
 
 
 def test_an_expression_that_takes_forever_stalls_progress_only(host: CommandHost) -> None:

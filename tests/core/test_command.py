@@ -141,6 +141,33 @@ def test_what_does_not_fit_the_host_is_refused(text: str, words: str) -> None:
 def test_a_secret_in_the_open_is_refused() -> None:
     with pytest.raises(UsageError, match=r"assigns .HF_TOKEN. in the open"):
         plan('argv = ["env"]', "HF_TOKEN=abc", "x")
+    options = '["--env", "HF_TOKEN=abc"]'
+    with pytest.raises(UsageError, match=r"assigns .HF_TOKEN. in the open"):
+        plan(f'argv = ["x"]\ncontainer = {{ runtime = "podman", image = "i", options = {options} }}')
+
+
+@pytest.mark.parametrize(
+    ("runtime", "path", "mount", "fits"),
+    [
+        ("podman", "/data/out/a", "/data:/in:ro", True),
+        ("podman", "/data/out/a,b", "/data", True),
+        ("podman", "/data/out/2026-01-01T10:00", "/data", False),
+        ("docker", "/data/out/a", "/da:ta:/in:ro", False),
+        ("apptainer", "/data/out/a,b", "/data", False),
+        ("apptainer", "/data/out/a", "/data,/other", False),
+    ],
+)
+def test_a_path_that_a_runtime_would_split_is_refused(runtime: str, path: str, mount: str, fits: bool) -> None:
+    text = (
+        f'argv = ["x"]\ncontainer = {{ runtime = "{runtime}", image = "i", mounts = ["{mount}"] }}\n'
+        f'outputs = [{{ path = "{path}" }}]'
+    )
+    if fits:
+        assert plan(text)["job"]["container"]["mounts"] == [mount]
+        return
+    with pytest.raises(ConfigError, match="cannot be mounted into a container") as refused:
+        plan(text)
+    assert refused.value.code == "mount-path"
 
 
 def test_what_must_be_on_the_host_is_looked_for() -> None:

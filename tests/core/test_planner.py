@@ -158,6 +158,8 @@ def test_output_outside_the_roots_is_refused(path: str) -> None:
         "/srv/models/m/out",
         "/srv/d",
         "/srv/venv",
+        "/srv/venv/out",
+        "/srv/venv/lib/python3.12/site-packages",
         "/srv/leases",
     ],
 )
@@ -167,6 +169,16 @@ def test_output_that_overlaps_what_must_stay_is_refused(path: str) -> None:
     with pytest.raises(ConfigError) as caught:
         planner.make_plan(target, book, **GIVEN)
     assert caught.value.code == "output-overlaps"
+
+
+def test_a_home_folder_with_a_bin_in_it_is_no_environment_as_a_whole() -> None:
+    target = host(output_roots=["/home/me"], workdir="/home/me/ctl", python="/home/me/bin/python")
+    made = planner.make_plan(target, playbook(output={"path": "/home/me/out/x"}), **GIVEN)
+    assert made["job"]["outputs"][0]["path"] == "/home/me/out/x"
+    for path in ("/home/me/bin/out", "/home/me/lib"):
+        with pytest.raises(ConfigError) as caught:
+            planner.make_plan(target, playbook(output={"path": path}), **GIVEN)
+        assert caught.value.code == "output-overlaps"
 
 
 def test_secrets_are_in_the_plan_by_name_only() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from controller.core.redaction import is_secret, redact, secret_in_argv, split_env
+from controller.core.errors import UsageError
+from controller.core.redaction import is_secret, redact, refuse_secrets, secret_in_argv, split_env
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,49 @@ def test_environment_is_split_and_redacted() -> None:
     assert redact(env, ["OTHER"]) == {"A": "1", "B_TOKEN": "***", "OTHER": "***"}
 
 
-def test_secret_assignment_in_argv_is_seen() -> None:
-    assert secret_in_argv(["env", "HF_TOKEN=abc", "python"]) == "HF_TOKEN"
-    assert secret_in_argv(["env", "MAX_TOKENS=5", "HF_TOKEN=", "--pad_token=<pad>"]) is None
+@pytest.mark.parametrize(
+    ("argv", "how", "name"),
+    [
+        (["env", "HF_TOKEN=abc", "python"], "HF_TOKEN", "HF_TOKEN"),
+        (["sh", "-c", "cd x && HF_TOKEN=abc python train.py"], "HF_TOKEN", "HF_TOKEN"),
+        (["sh", "-c", "export A=1;WANDB_API_KEY='abc'; train"], "WANDB_API_KEY", "WANDB_API_KEY"),
+        (["serve", "--api-key", "abc"], "--api-key", "API_KEY"),
+        (["serve", "--api_key=abc"], "--api_key", "API_KEY"),
+        (["login", "--token=abc"], "--token", "TOKEN"),
+        (["login", "--password=-abc"], "--password", "PASSWORD"),
+        (["env", "DB_PASSWORD=-$abc", "x"], "DB_PASSWORD", "DB_PASSWORD"),
+        (["train", "--push_to_hub_token", "abc"], "--push_to_hub_token", "PUSH_TO_HUB_TOKEN"),
+        (["mount", "--password", "abc"], "--password", "PASSWORD"),
+        (["sh", "-c", "login --token 'abc' && train"], "--token", "TOKEN"),
+        (["git", "clone", "https://me:hunter2@example.org/x"], "URL with a password", "URL"),
+        (["train", "--db=postgresql://:hunter2@db/x"], "URL with a password", "URL"),
+    ],
+)
+def test_a_secret_in_an_argv_is_seen_and_never_repeated(argv: list[str], how: str, name: str) -> None:
+    found = secret_in_argv(argv)
+    assert found is not None
+    assert how in found.how
+    assert found.name == name
+    with pytest.raises(UsageError) as refused:
+        refuse_secrets(argv, "box", "leave it out here")
+    told = str(refused.value.to_dict())
+    assert '[hosts."box".secrets]' in refused.value.fix
+    assert "abc" not in told
+    assert "hunter2" not in told
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["env", "MAX_TOKENS=5", "HF_TOKEN=", "--pad_token=<pad>"],
+        ["serve", "--max-tokens", "5", "--tokenizer", "x", "--eos-token", "</s>", "--token-count=3"],
+        ["sh", "-c", 'HF_TOKEN=$MY_TOKEN serve --api-key "$API_KEY" --token=${T}'],
+        ["train", "--use-auth-token", "--epochs", "3"],
+        ["train", "--use_auth_token=True", "--token"],
+        ["git", "clone", "ssh://git@example.org:22/x", "https://example.org:8080/@x", "host:/a@b"],
+        ["tool", "--password-file", "/run/x", ""],
+    ],
+)
+def test_what_only_looks_like_a_secret_passes(argv: list[str]) -> None:
+    assert secret_in_argv(argv) is None
+    refuse_secrets(argv, "box", "")

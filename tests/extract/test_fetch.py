@@ -15,6 +15,9 @@ import pytest
 from support.disk import fill, small_disk
 from support.hub import COMMIT, Hub, safetensors
 
+from remote_payload.extract.errors import ExceptionReporter
+from remote_payload.extract.hub import refusal
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 RUN = "20260102-030405-abcdef"
 INDEX = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
@@ -170,3 +173,21 @@ def test_a_hub_that_answers_500_for_a_while_is_asked_again(job: Job) -> None:
     assert job.run() == 0
     assert "trying again" in job.log
     assert (job.folder / FIRST).read_bytes() == FILES[FIRST]
+
+
+def test_a_signed_address_gets_into_no_record() -> None:
+    signed = "https://cas.example/file?X-Amz-Signature=0123&Expires=9"
+    told: list[dict[str, Any]] = []
+
+    class Events:
+        def emit(self, type: str, **fields: Any) -> None:  # noqa: A002 - the field's name on the wire
+            told.append(fields)
+
+    try:
+        raise OSError(f"403 Client Error for url: {signed}")
+    except OSError as error:
+        ExceptionReporter(Events(), None).report(error, "fetch")
+    refused = refusal(OSError(f"500 Server Error for url: {signed} (Request ID: 1)"), "a/b", "main")
+    for text in (str(told), str(refused), str(refused.record)):
+        assert "Signature" not in text
+        assert "https://cas.example/file?***" in text

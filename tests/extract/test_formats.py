@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.samples import make_sample
+from support.samples import from_fp8, make_sample
 
 from remote_payload.extract.formats import NAMES, HalfFileError, format_named, why_unfit
-from remote_payload.extract.quantize import from_fp8, to_fp8
+from remote_payload.extract.quantize import to_fp8
 
 CASES = [*((form, False) for form in NAMES), ("speculators", True)]
 

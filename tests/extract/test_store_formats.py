@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.samples import from_fp8
 
 from remote_payload.extract.admission import SAMPLE_OVERHEAD_BYTES, SPAN_BYTES, Room
 from remote_payload.extract.dataset import Sample
 from remote_payload.extract.formats import SCALE_BYTES, format_named
-from remote_payload.extract.quantize import ROWS, from_fp8, to_fp8
+from remote_payload.extract.quantize import ROWS, to_fp8
 from remote_payload.extract.store import SampleStore
 from remote_payload.host.files import read_lines
 from remote_payload.host.framing import file_digest

@@ -95,6 +95,13 @@ def test_an_environment_that_cannot_ask_the_hub_says_why(tmp_path: Path) -> None
     with pytest.raises(HostError) as failed:
         listing({"python": str(broken), "query": {}}, b"", io.BytesIO())
     assert (failed.value.code, failed.value.why) == ("hub-failed", "its own words")
+    url = "https://cas.example/f"
+    program(
+        tmp_path / "python", f"echo \"403 for url '{url}?X-Amz-Signature=abc&x=1' (again {url}?k=abc)\" >&2; exit 3"
+    )
+    with pytest.raises(HostError) as failed:
+        listing({"python": str(broken), "query": {}}, b"", io.BytesIO())
+    assert failed.value.why == f"403 for url '{url}?***' (again {url}?***)"
     venv.create(tmp_path / "env", symlinks=True, with_pip=False)
     query = {"repo": "a/b", "revision": "main", "folder": str(tmp_path / "m"), "include": [], "exclude": []}
     with pytest.raises(HostError) as bare:

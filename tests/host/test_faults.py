@@ -46,7 +46,7 @@ rank(0)
 
 
 def test_a_stopped_worker_is_named_by_rank_and_by_process(host: HostRun) -> None:
-    plan = host.plan(host.python(RANKS), job={"limits": {"silence_timeout_s": 2.0, "stop_grace_s": 0.5}})
+    plan = host.plan(host.python(RANKS), job={"limits": {"silence_timeout_s": 8.0, "stop_grace_s": 0.5}})
     paths = host.launch(plan)
     worker = int(host.wait_file("rank1"))
     wait_until(lambda: Path(paths.events, "rank-0.jsonl").exists(), "both ranks write")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.probing import quiet
 
-from remote_payload.host.probe_functional import STEPS, probe_functional
+from remote_payload.host.probe_functional import STDERR_KEPT, STEPS, probe_functional
 from remote_payload.host.trial_gpus import job_gpus, why_not_tried
 
 
@@ -71,6 +71,14 @@ def test_one_ranks_error_ends_the_wait_of_the_others(fake: Any) -> None:
     assert time.monotonic() - started < 50
     assert (second["at"], second["error"], second["stderr"]) == ("context", "RuntimeError: no kernel image", "why")
     assert (first["at"], first["hung"]) == ("group", True)
+
+
+def test_the_end_of_a_long_stderr_is_reported_and_the_rest_never_read(fake: Any) -> None:
+    # 8 GB of which nothing is stored: read as a whole they would be.
+    flood = "truncate -s 8G /proc/self/fd/2; exec 2>>/proc/self/fd/2; seq 5000 >&2; echo 'ä the end' >&2; exit 1"
+    (failed,) = probe_functional(quiet, fake(flood), [], 1, {}, 60.0)["ranks"]
+    assert len(failed["stderr"]) <= STDERR_KEPT
+    assert failed["stderr"].endswith("5000\nä the end")
 
 
 def test_a_rank_that_is_killed_or_dies_without_a_word(fake: Any) -> None:

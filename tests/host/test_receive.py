@@ -7,6 +7,7 @@ import io
 import json
 import os
 import stat
+import struct
 import subprocess
 import sys
 import tarfile
@@ -254,6 +255,26 @@ def test_the_program_reports_errors_as_json(tmp_path: Path) -> None:
     error = json.loads(done.stdout.splitlines()[-1])["error"]
     assert error["code"] == "push-damaged"
     assert all(error[key] for key in ("what", "why", "fix"))
+
+
+@pytest.mark.parametrize(
+    ("announced", "why"),
+    [
+        (struct.pack(">II", 5, 0) + b"{not}", "no JSON"),
+        (struct.pack(">II", 4, 0) + b"\xff\xfe\xfd\xfc", "no JSON"),
+        (struct.pack(">II", 2, 0) + b"[]", "not an object"),
+        (pack_frame({"other": 1}), "no manifest"),
+        (pack_frame({"manifest": ["a"]}), "no manifest"),
+        (pack_frame({"manifest": {"a": 1}}), "no manifest"),
+        (ANNOUNCED + struct.pack(">II", 3, 0) + b"???", "no JSON"),
+    ],
+)
+def test_a_header_that_is_not_ours_is_a_damaged_push(tmp_path: Path, announced: bytes, why: str) -> None:
+    done = as_program(tmp_path, announced)
+    assert (done.returncode, done.stderr) == (70, b"")
+    error = json.loads(done.stdout.splitlines()[-1])["error"]
+    assert error["code"] == "push-damaged"
+    assert why in error["why"]
 
 
 def test_a_push_that_ends_while_another_sweeps_disturbs_it_not(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.local_transport import LocalTransport
 
+from controller.core.command import UploadSection
 from controller.core.errors import ConfigError, RemoteFailed
 from controller.core.model import Host
 from controller.localdata import LocalData, local_data
+from controller.localfiles import local_files
 from controller.payload import load_payload
-from controller.stages import data, push
+from controller.stages import data, push, uploads
 from controller.stages.base import Context
 
 BYTES = 5 << 20
@@ -105,3 +109,30 @@ def test_what_is_not_there_is_an_error_before_connecting(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="cannot read the data set"):
         local_data("local:absent.jsonl", tmp_path)
     assert local_data("data/on-the-host.jsonl", tmp_path) is None
+
+
+def test_what_a_killed_push_left_is_swept_after_a_day(tmp_path: Path, ctx: Context) -> None:
+    def left(path: Path, days: float, *, inside: str = "") -> Path:
+        file = path / inside if inside else path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("half")
+        for each in (file, path):
+            os.utime(each, (time.time() - days * 86400,) * 2)
+        return path
+
+    store, blobs = tmp_path / "work" / "data", tmp_path / "work" / "files" / "blobs" / "ab"
+    old = [
+        left(store / ("a" * 64) / ".incoming-old", 2, inside="d/x"),
+        left(blobs / ("ab" * 32 + ".01234567"), 2),
+    ]
+    busy = left(store / ("a" * 64) / ".incoming-busy", 2, inside="d/x")
+    (busy / "d" / "x").write_text("still being written")
+    kept = [
+        busy, left(store / ("a" * 64) / "d.jsonl", 2), left(store / ("b" * 64) / ".incoming-x", 0.5, inside="x"),
+        left(blobs / ("ab" * 32), 2), left(blobs / ("ab" * 32 + ".76543210"), 0.5),
+    ]  # fmt: skip
+    (tmp_path / "d.jsonl").write_text("{}")
+    data.run(ctx, make(tmp_path))
+    uploads.run(ctx, local_files([UploadSection(path="d.jsonl")], tmp_path, "job.toml"))
+    assert [path for path in old if path.exists()] == []
+    assert [path for path in kept if not path.exists()] == []

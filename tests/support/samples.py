@@ -65,3 +65,8 @@ def make_sample(
         "token_sha256": token_digest(raw), "states": figures, "seconds": 0.1,
     }  # fmt: skip
     return Made(index=index, ids=ids, mask=list(mask_of_spans(spans, tokens)), states=states, line=line)
+
+
+def from_fp8(values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the states [rows, states, hidden] in `dtype`, of e4m3 values and fp32 scales [rows]."""
+    return (values.float() * scales[:, None, None]).to(dtype)

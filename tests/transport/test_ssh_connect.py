@@ -91,11 +91,11 @@ def test_no_means_no(server: SshServer, connect_to: Connect, tmp_path: Path) -> 
 
 def test_the_time_a_person_thinks_does_not_count(server: SshServer, connect_to: Connect, tmp_path: Path) -> None:
     def ask(_question: str) -> bool:
-        time.sleep(3.5)
+        time.sleep(8.5)
         return True
 
     config = with_known_hosts(server, tmp_path / "known_hosts")
-    connect_to(config, server.alias, ask=ask, connect_timeout_s=3).connect()
+    connect_to(config, server.alias, ask=ask, connect_timeout_s=8).connect()
 
 
 def test_strict_host_key_checking_is_not_softened_by_asking(
