@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -26,6 +27,9 @@ from remote_payload.host.protocol import EndReason, OwnedOutput
 
 ASKED_FOR = (EndReason.STOPPED.value, EndReason.CANCELLED.value)
 """Ends that somebody wanted; what processes report on the way there is no problem of the run's."""
+
+PART_OF_RUN_ID = re.compile(r"[0-9a-f-]{4,22}")
+"""What `ctl triage` takes for a run where no file has that name."""
 
 
 def plan_extract(
@@ -142,8 +146,8 @@ def _report(run: Run, *, as_json: bool) -> ExitCode:
         print_stopped(summary)
         return exit_code(error)
     if error is not None:
-        print_problems(summary.get("problems", []) if summary else [], run.folder.path / "log")
         cause = _cause(run, summary)
+        print_problems(summary.get("problems", []) if summary else [], run.folder.path / "log", cause=cause)
         if cause:
             # The error that is raised says the remedy of a known cause, as the last line of all.
             print_triage(cause, fix=summary is None or not cause["known"])
@@ -246,14 +250,17 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
         if document.get("end_reason") in ASKED_FOR:
             print_stopped(document, out_console())
         elif document.get("problems"):
-            print_problems(document["problems"], run.folder.path / "log", out_console())
+            log = run.folder.path / "log"
+            print_problems(document["problems"], log, out_console(), cause=document["triage"])
         if document["triage"]:
             print_triage(document["triage"], run.folder.path / "log", out_console())
     return ExitCode.OK
 
 
 def triage(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
-    """Name the cause of a failure that a log shows; also of one that ctl did not make."""
+    """Name the cause of a failure that logs show, also of one that ctl did not make; or that of a run, by its id."""
+    if len(paths) == 1 and not paths[0].exists() and PART_OF_RUN_ID.fullmatch(str(paths[0])):
+        paths = [find_run(load_workspace().runs_dir, str(paths[0])).path]
     found = diagnosis.diagnose_files(paths)
     cause = found.triage.record() if found.triage else None
     if as_json:
@@ -266,7 +273,7 @@ def triage(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
     if cause is None:
         console.print("no sign of a failure")
         return ExitCode.OK
-    print_failures(found.failures, console=console)
+    print_failures(found.failures, console=console, cause=cause)
     print_triage(cause, console=console)
     return ExitCode.OK
 
