@@ -77,7 +77,7 @@ def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress:
 
         def confirm(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mapping[str, Any]]) -> bool:
             with view.paused():
-                return _confirm_clear(outputs, listings, yes=yes)
+                return _confirm_clear(intention.host.name, outputs, listings, yes=yes)
 
         def ask(question: str) -> bool:
             with view.paused():
@@ -175,20 +175,23 @@ def _detached(run: Run, *, as_json: bool) -> ExitCode:
     return ExitCode.DETACHED
 
 
-def _confirm_clear(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mapping[str, Any]], *, yes: bool) -> bool:
+def _confirm_clear(
+    host: str, outputs: Sequence[OwnedOutput], listings: Mapping[str, Mapping[str, Any]], *, yes: bool
+) -> bool:
     from controller.ui.tables import print_clear_list
+    from controller.ui.terminal import loss_question
 
-    print_clear_list(err_console(), outputs, listings)
+    print_clear_list(err_console(), host, outputs, listings)
     if yes:
         return True
     if not can_ask():
         raise RefusedError(
             "the output folder holds files of an earlier run, and nobody is there to confirm",
-            why=", ".join(f"{output['path']}: {output['entries']} entries" for output in outputs),
+            why=", ".join(f"{output['path']} on {host}: {output['entries']} entries" for output in outputs),
             fix="add `--yes` to delete or move exactly what is listed",
             code="confirmation-needed",
         )
-    return ask_yes_no("go on?")
+    return all(ask_yes_no(loss_question(host, output, listings.get(output["path"], {}))) for output in outputs)
 
 
 # --------------------------------------------------------------------------------------- existing runs
