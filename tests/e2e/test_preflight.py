@@ -109,7 +109,7 @@ def segment() -> Any:
 
 def test_fix_clears_up_what_a_dead_run_left_and_nothing_else(project: Project, segment: Path) -> None:
     stranger = subprocess.Popen(
-        ["python3", "-c", "import time; 'vllm.entrypoints'; time.sleep(600)"], start_new_session=True
+        ["VLLM::EngineCore", "600"], executable=shutil.which("sleep"), start_new_session=True
     )
     try:
         started = project.ctl(
