@@ -202,7 +202,7 @@ def _lease(lease: Mapping[str, Any]) -> str:
 def print_hosts(console: Console, hosts: Sequence[Mapping[str, Any]]) -> None:
     """Print the configured hosts as host records."""
     if not hosts:
-        _print(console, Text("no hosts: add one to hosts.toml"))
+        _print(console, Text("no hosts: describe one with `ctl init` or `ctl hosts add`"))
         return
     table = _table("HOST", "ADDRESS", "GPUS", "PYTHON", "WORKDIR")
     for host in hosts:

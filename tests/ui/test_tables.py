@@ -244,7 +244,7 @@ def test_hosts_and_origins() -> None:
     print_hosts(paper.console, [host])
     assert paper.lines[1].split() == ["gpu-1", "root@10.1.230.174:2222", "8", "py", "/w"]
     print_hosts(paper.console, [])
-    assert "no hosts: add one to hosts.toml" in paper.lines
+    assert "no hosts: describe one with `ctl init` or `ctl hosts add`" in paper.lines
 
 
 def test_each_configured_value_is_shown_with_its_origin() -> None:
