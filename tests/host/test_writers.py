@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.hostrun import HostRun
 from support.outputs import RUN, owned
 
 from remote_payload.host.clear import ClearFailed, claim, clear
@@ -98,3 +99,20 @@ def test_another_users_records_and_a_folder_without_our_marker_stay(workdir: Pat
     assert not spent(workdir, output)
     (output / OWNER_MARKER).unlink()
     assert not spent(workdir, output)
+
+
+def test_the_run_after_one_that_was_stopped_while_it_loaded_is_not_refused(host: HostRun, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    out = root / "out"
+    load = (
+        f"import os; os.mkdir({str(out / OUTPUT_LEDGER)!r}); "
+        f"open({str(out / OUTPUT_MANIFEST)!r}, 'w').write('{{}}'); os._exit(3)"
+    )
+    clear_step = {"name": "clear", "kind": "clear"}
+    first = host.plan(clear_step, host.python(load), job={"outputs": [owned(out, root, stale="fail")]})
+    assert host.run(first)["end_reason"] == "job-failed"
+    assert (out / OUTPUT_MANIFEST).exists()
+    again = host.plan(clear_step, host.python("pass"), job={"outputs": [owned(out, root, stale="fail")]})
+    assert host.run(again)["end_reason"] == "succeeded"
+    assert [path.name for path in out.iterdir()] == [OWNER_MARKER]
