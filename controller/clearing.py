@@ -11,7 +11,7 @@ from controller.core.errors import ExitCode, UsageError
 from controller.core.outputs import owned_output, planned_output
 from controller.stages import sweep
 from controller.stages.sweep import Folder
-from controller.ui.terminal import ask_yes_no, err_console, out_console, require_yes
+from controller.ui.terminal import ask_yes_no, err_console, loss_question, out_console, require_yes
 from controller.workspace import Workspace, load_workspace
 from remote_payload.host.protocol import OwnedOutput, Stale
 
@@ -27,16 +27,16 @@ def clear(
     output = _output(workspace, path, host, playbook)
     with contact.host_context(target, ask=ask_yes_no) as ctx:
         before = sweep.look(ctx, output)
+        sweep.refuse(before)  # before it is said that anything will be deleted
         only_shown = dry_run or before.is_empty
         if not (only_shown and as_json):
             # What is asked about is talk; where nothing follows, it is the answer.
             console = out_console() if only_shown else err_console()
             print_folder(console, target.name, before.output, before.listing)
-        sweep.refuse(before)
         if only_shown:
             return _answer(_document(target.name, before), as_json=as_json)
         if not yes:
-            _confirm(before)
+            _confirm(target.name, before)
         report, after = sweep.run(ctx, before, pipeline.new_run_id())
     document = {
         **_document(target.name, before),
@@ -67,11 +67,11 @@ def _output(workspace: Workspace, path: str | None, host: str | None, playbook: 
     return {**planned, "stale": Stale.CLEAR.value}
 
 
-def _confirm(folder: Folder) -> None:
+def _confirm(host: str, folder: Folder) -> None:
     path, count = folder.output["path"], folder.output["entries"]
     require_yes(
-        f"delete these {count:,} entries?",
-        unattended=f"{path} holds {count} entries, and nobody is there to confirm",
+        loss_question(host, folder.output, folder.listing),
+        unattended=f"{path} on {host} holds {count} entries, and nobody is there to confirm",
         fix="add `--yes` to delete exactly what is listed",
         declined="nothing was deleted",
     )

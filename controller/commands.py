@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -26,6 +27,9 @@ from remote_payload.host.protocol import EndReason, OwnedOutput
 
 ASKED_FOR = (EndReason.STOPPED.value, EndReason.CANCELLED.value)
 """Ends that somebody wanted; what processes report on the way there is no problem of the run's."""
+
+PART_OF_RUN_ID = re.compile(r"[0-9a-f-]{4,22}")
+"""What `ctl triage` takes for a run where no file has that name."""
 
 
 def plan_extract(
@@ -73,7 +77,7 @@ def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress:
 
         def confirm(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mapping[str, Any]]) -> bool:
             with view.paused():
-                return _confirm_clear(outputs, listings, yes=yes)
+                return _confirm_clear(intention.host.name, outputs, listings, yes=yes)
 
         def ask(question: str) -> bool:
             with view.paused():
@@ -142,8 +146,8 @@ def _report(run: Run, *, as_json: bool) -> ExitCode:
         print_stopped(summary)
         return exit_code(error)
     if error is not None:
-        print_problems(summary.get("problems", []) if summary else [], run.folder.path / "log")
         cause = _cause(run, summary)
+        print_problems(summary.get("problems", []) if summary else [], run.folder.path / "log", cause=cause)
         if cause:
             # The error that is raised says the remedy of a known cause, as the last line of all.
             print_triage(cause, fix=summary is None or not cause["known"])
@@ -171,20 +175,23 @@ def _detached(run: Run, *, as_json: bool) -> ExitCode:
     return ExitCode.DETACHED
 
 
-def _confirm_clear(outputs: Sequence[OwnedOutput], listings: Mapping[str, Mapping[str, Any]], *, yes: bool) -> bool:
+def _confirm_clear(
+    host: str, outputs: Sequence[OwnedOutput], listings: Mapping[str, Mapping[str, Any]], *, yes: bool
+) -> bool:
     from controller.ui.tables import print_clear_list
+    from controller.ui.terminal import loss_question
 
-    print_clear_list(err_console(), outputs, listings)
+    print_clear_list(err_console(), host, outputs, listings)
     if yes:
         return True
     if not can_ask():
         raise RefusedError(
             "the output folder holds files of an earlier run, and nobody is there to confirm",
-            why=", ".join(f"{output['path']}: {output['entries']} entries" for output in outputs),
+            why=", ".join(f"{output['path']} on {host}: {output['entries']} entries" for output in outputs),
             fix="add `--yes` to delete or move exactly what is listed",
             code="confirmation-needed",
         )
-    return ask_yes_no("go on?")
+    return all(ask_yes_no(loss_question(host, output, listings.get(output["path"], {}))) for output in outputs)
 
 
 # --------------------------------------------------------------------------------------- existing runs
@@ -246,14 +253,17 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
         if document.get("end_reason") in ASKED_FOR:
             print_stopped(document, out_console())
         elif document.get("problems"):
-            print_problems(document["problems"], run.folder.path / "log", out_console())
+            log = run.folder.path / "log"
+            print_problems(document["problems"], log, out_console(), cause=document["triage"])
         if document["triage"]:
             print_triage(document["triage"], run.folder.path / "log", out_console())
     return ExitCode.OK
 
 
 def triage(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
-    """Name the cause of a failure that a log shows; also of one that ctl did not make."""
+    """Name the cause of a failure that logs show, also of one that ctl did not make; or that of a run, by its id."""
+    if len(paths) == 1 and not paths[0].exists() and PART_OF_RUN_ID.fullmatch(str(paths[0])):
+        paths = [find_run(load_workspace().runs_dir, str(paths[0])).path]
     found = diagnosis.diagnose_files(paths)
     cause = found.triage.record() if found.triage else None
     if as_json:
@@ -266,7 +276,7 @@ def triage(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
     if cause is None:
         console.print("no sign of a failure")
         return ExitCode.OK
-    print_failures(found.failures, console=console)
+    print_failures(found.failures, console=console, cause=cause)
     print_triage(cause, console=console)
     return ExitCode.OK
 

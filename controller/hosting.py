@@ -26,6 +26,10 @@ CpuOption = Annotated[bool, typer.Option("--cpu", help="The host has no GPU to u
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")]
 
 
+DEFAULT_GPUS = 8
+"""What `ctl init` assumes of a host whose GPUs nobody counted; it says so."""
+
+
 @hosts_app.callback()
 def hosts(context: typer.Context, as_json: JsonOption = False, verbose: VerboseOption = False) -> None:
     """List the hosts of the configuration, or act on one."""
@@ -132,18 +136,21 @@ def init(
     from controller import settingup
 
     answers = settingup.Answers(address=address, python=python, model=model, data=data)
+    count = _gpus(gpus, cpu=cpu)
     host, texts = settingup.init(
         answers,
         name=name,
-        gpus=8 if (count := _gpus(gpus, cpu=cpu)) is None else count,
+        gpus=DEFAULT_GPUS if count is None else count,
         workdir=workdir,
         output_root=output_root,
         prompt=settingup.ask if sys.stdin.isatty() and not as_json else None,
         dry_run=dry_run,
     )
+    assumed = settingup.assumptions(texts) if count is None else []
+    told = ["assumed, so check it before the first run:", *(f"  {line}" for line in assumed)] if assumed else []
     _say(
         [(str(path), text) for path, text in texts],
-        f"next: ctl hosts test {shlex.quote(host)}, then ctl plan --host {shlex.quote(host)}",
+        "\n".join([*told, f"next: ctl hosts test {shlex.quote(host)}, then ctl plan --host {shlex.quote(host)}"]),
         dry_run=dry_run,
         as_json=as_json,
     )

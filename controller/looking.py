@@ -243,10 +243,18 @@ def replay(
     return viewing.replay(chosen_run(run_id, last=last), speed=speed, at=at, progress=progress)
 
 
-@command("triage", panel="Look", examples=("ctl triage vllm.log", "ctl triage node0.log node1.log --json"))
+@command(
+    "triage",
+    panel="Look",
+    examples=("ctl triage vllm.log", "ctl triage node0.log node1.log --json", "ctl triage 2562e8"),
+)
 def triage(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Logs of vLLM, one a process or node, or one run folder.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Logs of vLLM, one a process or node; or one run: its folder, its id, or a part of that.",
+        ),
     ],
     as_json: JsonOption = False,
     verbose: VerboseOption = False,

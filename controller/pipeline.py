@@ -15,6 +15,7 @@ from controller.afterwards import Afterwards
 from controller.contact import Ask, Pause, connect_and_push, open_transport
 from controller.core import planner, shape
 from controller.core.checks_command import programs
+from controller.core.checks_outputs import counts_as_empty
 from controller.core.command import CommandPlaybook, CommandPreflight
 from controller.core.errors import CtlError, LaunchUnknown, RefusedError
 from controller.core.model import Host, Overrides, Playbook
@@ -235,7 +236,7 @@ def preflight(ctx: Context, intention: Intention) -> preflight_stage.PreflightOu
 
 def _confirm(ctx: Context, plan: Plan, listings: Mapping[str, Mapping[str, Any]], confirm: Confirm) -> None:
     """Have a person agree to what clear will delete, move or claim; nothing is asked where nothing is touched."""
-    touched = [output for output in plan["job"]["outputs"] if output["entries"] and output["stale"] != Stale.FAIL]
+    touched = outputs_to_confirm(plan, listings)
     if not touched:
         return
     ctx.emit("stage", name="confirm", status="started")
@@ -243,6 +244,19 @@ def _confirm(ctx: Context, plan: Plan, listings: Mapping[str, Mapping[str, Any]]
         ctx.emit("stage", name="confirm", status="failed", text="declined")
         raise RefusedError("declined: nothing was deleted and nothing was launched", code="declined")
     ctx.emit("stage", name="confirm", status="done", text="confirmed")
+
+
+def outputs_to_confirm(plan: Plan, listings: Mapping[str, Mapping[str, Any]]) -> list[OwnedOutput]:
+    """Return the outputs of which a run loses something; `listings` as the probe reports them, by path."""
+    outputs = plan["job"]["outputs"]
+    return [each for each in outputs if each["entries"] and _loses(each, listings.get(each["path"], {}))]
+
+
+def _loses(output: OwnedOutput, listing: Mapping[str, Any]) -> bool:
+    """Whether something of the folder is deleted, moved or claimed. A resume deletes what was never finished."""
+    if output["stale"] == Stale.FAIL or (listing and counts_as_empty(listing)):
+        return False
+    return output["stale"] != Stale.RESUME or bool(listing.get("foreign", True) or listing.get("partial", 1))
 
 
 # ------------------------------------------------------------------------------------ an existing run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,6 +86,20 @@ def init(
         for path, text in texts:
             _create(path, text)
     return host_name, texts
+
+
+ASSUMED = ("gpus", "tensor_parallel_size")
+"""Keys that `ctl init` writes without having asked, where no flag says how many GPUs there are."""
+
+
+def assumptions(texts: Sequence[tuple[Path, str]]) -> list[str]:
+    """Return `FILE:LINE: key = value` for each value in the written files that nobody gave."""
+    return [
+        f"{path}:{number}: {line.partition('#')[0].rstrip()}"
+        for path, text in texts
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.partition("=")[0].strip() in ASSUMED
+    ]
 
 
 def add_host(host: NewHost, *, own_file: bool, dry_run: bool) -> tuple[Path, str]:

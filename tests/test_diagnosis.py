@@ -149,10 +149,10 @@ def test_a_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
         diagnose_files([tmp_path / "none.log"])
 
 
-def ctl(*words: str) -> subprocess.CompletedProcess[str]:
+def ctl(*words: str, cwd: Path = Path(__file__).parents[1]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "controller", "triage", *words],
-        capture_output=True, text=True, timeout=CLI_TIMEOUT_S, check=False, cwd=Path(__file__).parents[1],
+        capture_output=True, text=True, timeout=CLI_TIMEOUT_S, check=False, cwd=cwd,
     )  # fmt: skip
 
 
@@ -164,6 +164,32 @@ def test_the_command_shows_traceback_cause_place_and_remedy() -> None:
     assert f"{KEYERROR}:86" in done.stdout
     assert '"topk_method": "noaux_tc"' in done.stdout
     assert done.stdout.rstrip().endswith("code: topk-method")
+
+
+def test_the_command_prints_whole_only_what_is_not_a_mere_consequence() -> None:
+    killed = ctl(str(LOGS / "cpu-0.32-killed-rank.log")).stdout
+    assert "Traceback" not in killed
+    assert "then EngineCore: RuntimeError: cancelled" in killed
+    assert "cause: a process was killed by a signal: VllmWorker-1" in killed
+    full = ctl(str(LOGS / "cpu-0.32-shm-full.log")).stdout
+    assert full.count("Traceback (most recent call last):") == 1
+    assert "then main process: RuntimeError: Engine core initialization failed" in full
+    assert "the machine said" not in full
+    alone = ctl(str(LOGS.parent / "vllm-threads" / "parent-only.log")).stdout
+    assert alone.count("Traceback (most recent call last):") == 1
+    assert "beside it" not in alone
+
+
+def test_the_command_takes_a_run_by_a_part_of_its_id(tmp_path: Path) -> None:
+    (tmp_path / "hosts.toml").write_text("schema = 1\n")
+    make_run(tmp_path / "ctl-runs", KEYERROR.read_bytes())
+    for word in (RUN_ID, RUN_ID[-6:]):
+        done = ctl(word, cwd=tmp_path)
+        assert "cause: config.json lacks `topk_method`" in done.stdout, done.stderr
+    (tmp_path / RUN_ID[-6:]).write_text("all is well\n")  # a file of that name is what was named
+    assert ctl(RUN_ID[-6:], cwd=tmp_path).stdout == "no sign of a failure\n"
+    unknown = ctl("beef00", "--json", cwd=tmp_path)
+    assert (unknown.returncode, json.loads(unknown.stdout)["error"]["code"]) == (2, "run-unknown")
 
 
 def test_the_command_says_that_a_healthy_log_is_one() -> None:

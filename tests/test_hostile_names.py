@@ -74,7 +74,7 @@ def test_a_name_is_refused_or_harmless(strings: list[str]) -> None:
 
 def show_path(console: Console, name: str) -> None:
     output = {"path": name, "stale": "clear", "entries": 1, "bytes": 1}
-    print_clear_list(console, [output], {name: {"examples": [{"path": name, "size": 1}]}})  # type: ignore[list-item]
+    print_clear_list(console, name, [output], {name: {"examples": [{"path": name, "size": 1}]}})  # type: ignore[list-item]
 
 
 def show_foreign_process(console: Console, name: str) -> None:

@@ -47,6 +47,17 @@ def test_init_writes_two_files_that_make_a_plan(tmp_path: Path) -> None:
     assert document["outputs"][0]["path"] == "/root/ctl/output/kimi-k2.5"
 
 
+def test_init_says_what_it_assumed_and_where(tmp_path: Path) -> None:
+    told = ctl(tmp_path, "init", *ANSWERS, "--name", "gpu1").stderr
+    for path, line in (("hosts.toml", "gpus = 8"), ("playbooks/kimi-k2.5.toml", "tensor_parallel_size = 8")):
+        lines = (tmp_path / path).read_text().splitlines()
+        number = next(i for i, text in enumerate(lines, 1) if text.startswith(line))
+        assert f"  {tmp_path / path}:{number}: {line}\n" in told
+    other = tmp_path / "other"
+    other.mkdir()
+    assert "assumed" not in ctl(other, "init", *ANSWERS, "--gpus", "8").stderr
+
+
 def test_init_overwrites_neither_file(tmp_path: Path) -> None:
     for name in ("hosts.toml", "playbooks/kimi-k2.5.toml"):
         folder = tmp_path / name.replace("/", "-")

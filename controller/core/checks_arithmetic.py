@@ -11,7 +11,7 @@ from controller.core.finding import Finding, failed, passed, section, size, span
 from remote_payload.host.protocol import Accelerator, Plan
 
 GPU_MEMORY_UTILIZATION = 0.92
-"""Share of a GPU's memory that vLLM takes where the playbook does not say."""
+"""Share of a GPU's memory, on a CPU host of the host's, that vLLM takes where the playbook does not say."""
 
 ACTIVATION_SHARE = 0.05
 """Of a GPU's memory: activations of the profiling step, CUDA graphs off, and what CUDA and NCCL keep themselves."""
@@ -31,6 +31,7 @@ def check_arithmetic(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]
     if sizes is not None:
         yield _size_of(sizes, report)
     yield from _check_cache(report, plan)
+    yield from _check_share(report, plan)
     yield from _check_positions(report, plan)
     yield from _time(report, plan, sizes)
 
@@ -102,6 +103,36 @@ def _check_cache(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
             "kv-memory",
             f"about {size(room)} of KV cache on each GPU: {room // token:,} tokens, a prompt has up to {length:,}",
         )
+
+
+def _check_share(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
+    """Warn of a CPU host where vLLM would refuse to start, because it finds less memory than the share it takes.
+
+    vLLM looks at one NUMA node at its start, this at the whole host before it: so near the edge it can be otherwise.
+    """
+    spec, memory = plan["extract"], section(report, "memory")
+    if spec is None or memory is None or plan["host"]["accelerator"] != Accelerator.CPU:
+        return
+    engine = spec["engine"]
+    if engine.get("kv_cache_memory_bytes") or "VLLM_CPU_KVCACHE_SPACE" in plan["job"]["env"]:
+        return  # then vLLM takes that much for its cache, and no share
+    share = float(engine.get("gpu_memory_utilization") or GPU_MEMORY_UTILIZATION)
+    available, total = memory["available"], memory["total"]
+    if available < share * total:
+        yield warned(
+            "memory-share",
+            f"vLLM takes {share:.0%} of the host's memory, {size(int(share * total))}; {size(available)} of "
+            f"{size(total)} are available",
+            why="on a CPU host too `gpu_memory_utilization` is that share, and where it is not free the load ends at "
+            "once",
+            fix=f"set `gpu_memory_utilization = {_share_below(available / total)}` in [engine], or end what else "
+            "uses the memory: `free -h` on the host",
+        )
+
+
+def _share_below(available: float) -> float:
+    """Return a share with room for what the job's own processes take before vLLM looks, down to the 0.05."""
+    return max(0.05, int((available - ACTIVATION_SHARE) * 20) / 20)
 
 
 def _check_positions(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:

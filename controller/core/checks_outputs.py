@@ -26,11 +26,25 @@ def check_outputs(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
                 why=f"it has no {OWNER_MARKER}; {_examples(listing)}",
                 fix="choose another folder, or add `--adopt` to have them treated as stale output",
             )
+        elif counts_as_empty(listing):
+            yield passed(
+                "output",
+                f"{listing['path']} holds no sample, only records of run {listing['marker']['run_id']}, which is "
+                "over: they go",
+            )
         elif listing["entries"]:
             yield _stale(listing, report, plan)
         else:
             state = "is empty" if listing["exists"] else "does not exist yet"
             yield passed("output", f"{listing['path']} {state}")
+
+
+def counts_as_empty(listing: Mapping[str, Any]) -> bool:
+    """Whether a run that is over left its records in the folder and no sample: then there is nothing to decide on.
+
+    With `clear` and `quarantine` a person has decided.
+    """
+    return bool(listing.get("spent")) and listing["stale"] in (Stale.FAIL, Stale.RESUME)
 
 
 def owned_outputs(report: Mapping[str, Any], plan: Plan) -> tuple[OwnedOutput, ...]:

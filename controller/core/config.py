@@ -18,7 +18,7 @@ from typing import Any
 from controller.core.errors import ConfigError, UsageError
 from controller.core.model import Host
 from controller.core.redaction import MASK, is_secret
-from controller.core.sources import HOST_KEYS, MERGED_TABLES, Source, Tables, Value, Values, merge
+from controller.core.sources import HOST_KEYS, MERGED_TABLES, Layer, Source, Tables, Value, Values, merge
 from controller.core.suggest import did_you_mean
 from controller.core.tomltext import Key, dotted
 from controller.core.validation import validate
@@ -51,18 +51,23 @@ class Config:
     def host(self, wanted: str | None = None, *, naming: str = "use `--host NAME`") -> Host:
         """Return the host that `--host` (or `wanted`) means: a name, an address in a file, or an ssh alias.
 
-        `naming` says how a host is named to whoever named none.
+        Hosts of your own files come first, in each of these ways; a shipped example has to be named in full. `naming`
+        says how a host is named to whoever named none.
 
         Raises UsageError if there is none, several or none was asked for; ConfigError for an ssh alias about
         which `[defaults]` does not say enough.
         """
         name = wanted or self._setting("host")
         if not name:
-            known = ", ".join(self.hosts) or "none is defined"
-            raise UsageError("no host given", why=f"hosts: {known}", fix=f"{naming}, or set CTL_HOST")
-        if name in self.hosts:
-            return self.hosts[name]
-        same = [host for host in self.hosts.values() if host.address == name]
+            known = ", ".join(self.own_hosts)
+            raise UsageError(
+                "no host given",
+                why=f"hosts: {known}" if known else "no host is defined",
+                fix=f"{naming}, or set CTL_HOST" if known else "describe one with `ctl init` or `ctl hosts add`",
+            )
+        if name in self.own_hosts:
+            return self.own_hosts[name]
+        same = [host for host in self.own_hosts.values() if host.address == name]
         if len(same) == 1:
             return same[0]
         if same:
@@ -70,14 +75,27 @@ class Config:
             raise UsageError(f"several hosts have the address `{name}`", why=names, fix="use a host's name")
         if any(pattern != "*" and fnmatch.fnmatchcase(name, pattern) for pattern in self.ssh_patterns):
             return _make_host(name, self.tables)
+        if name in self.hosts:
+            return self.hosts[name]
         aliases = [pattern for pattern in self.ssh_patterns if not set(pattern) & set("*?!")]
-        known_words = {*self.hosts, *(host.address for host in self.hosts.values()), *aliases}
+        known_words = {*self.own_hosts, *(host.address for host in self.own_hosts.values()), *aliases}
         raise UsageError(
             f"unknown host `{name}`",
             why="it is neither a host nor an address in hosts.toml, nor an alias in the ssh configuration",
             fix=did_you_mean(name, known_words, kind="hosts"),
             code="unknown-host",
         )
+
+    @property
+    def own_hosts(self) -> Mapping[str, Host]:
+        """The hosts that a file of the project or your own one names; the others are examples that came with ctl."""
+        named = {
+            name
+            for source in self.sources
+            if source.document is not None and source.layer is not Layer.SHIPPED
+            for name in source.document.data.get("hosts", {})
+        }
+        return {name: host for name, host in self.hosts.items() if name in named}
 
     def fleet(self, name: str) -> tuple[Host, ...]:
         """Return a fleet's hosts in order. Raises UsageError if there is no such fleet."""
@@ -86,8 +104,8 @@ class Config:
         return tuple(self.host(host) for host in self.fleets[name])
 
     def host_names(self) -> tuple[str, ...]:
-        """Return the names of all hosts, sorted."""
-        return tuple(sorted(self.hosts))
+        """Return the names of all hosts but the shipped examples, sorted."""
+        return tuple(sorted(self.own_hosts))
 
     def playbook(self, host: Host | None) -> str | None:
         """Return the playbook's name or path that a flag, CTL_PLAYBOOK or the host says; None if none does."""

@@ -196,9 +196,13 @@ class _Record:
     rank: int | None
     multi_line: bool
     lines: list[str]
+    announced: bool = False
+    """Its source is from multiprocessing's announcement, which speaks of the one traceback that follows it."""
 
 
 _DIED = re.compile(r"Process (\S+):\s*$")
+_SOURCE = re.compile(r"\s+(?!File \")\S")
+"""An indented line that is no frame: what `warnings` shows below a warning."""
 
 
 def worker_tracebacks(lines: Iterable[LogLine]) -> tuple[FoldedFailure, ...]:
@@ -209,10 +213,17 @@ def worker_tracebacks(lines: Iterable[LogLine]) -> tuple[FoldedFailure, ...]:
     """
     records: list[_Record] = []
     current: dict[tuple[str, int | None], _Record] = {}  # by process
+    warned: set[tuple[str, int | None]] = set()  # processes whose last line was a warning of Python's own
     for line in lines:
-        if line.progress or line.level not in (None, Level.ERROR):
-            continue
         owner = (line.source, line.pid)
+        if line.progress or line.level not in (None, Level.ERROR):
+            if line.level is Level.WARNING and not line.place:
+                warned.add(owner)
+            continue
+        if owner in warned:
+            warned.discard(owner)
+            if line.level is None and _SOURCE.match(line.text):
+                continue  # the source line of the warning: behind a traceback it would pass for its message
         key = (line.level, line.time, line.place)
         record = current.get(owner)
         # multiprocessing announces an uncaught exception by the name of its process, often without our prefix
@@ -221,12 +232,15 @@ def worker_tracebacks(lines: Iterable[LogLine]) -> tuple[FoldedFailure, ...]:
             source = line.source or (died[1] if died else "")
             rank = line.rank if line.source else rank_of(source)
             record = _Record(key=key, source=source, rank=rank, multi_line=line.level is not None, lines=[])
+            record.announced = bool(died) and not line.source
             records.append(record)
             current[owner] = record
         record.lines.append(line.text.rstrip())
     failures: list[Failure] = []
     for record in records:
-        failures += collect(record.lines, record.source, record.rank, multi_line=record.multi_line)
+        found = collect(record.lines, record.source, record.rank, multi_line=record.multi_line)
+        later = [replace(each, source="", rank=None) for each in found[1:]] if record.announced else found[1:]
+        failures += [*found[:1], *later]
     return fold(failures)
 
 

@@ -14,11 +14,20 @@ from typing import Any
 from controller.core.logs import LINE_CAP, LogFolder, LogLine, parse_line, rank_of, worker_tracebacks
 from controller.core.tracebacks import Failure, FoldedFailure
 from controller.core.triage_catalogue import CATALOGUE
-from controller.core.triage_entry import CONSEQUENCES, CONTEXT, ECHOES, KERNEL, Entry
+from controller.core.triage_entry import CONTEXT, KERNEL, Entry, is_told
 from controller.core.triage_host import KILLED, OOM_KILLED
 from controller.core.triage_time import failure_moment, is_around
 
 UNKNOWN = "unknown"
+
+UNKNOWN_FIX = "read the traceback, and the log around it"
+
+PARTLY_WHY = "only a parent's words are here: what its worker failed of was printed by the worker, earlier"
+PARTLY_FIX = (
+    "give `ctl triage` the whole log from the start of vLLM, of each node where there are several: the worker's "
+    "lines stand above these, most often as (Worker... pid=N) or (EngineCore... pid=N)"
+)
+"""Of a failure that only tells of another one, which is not in what was read."""
 
 EVIDENCE_LIMIT = 4
 """Lines quoted for a cause, and as many of its context; more would hide the first."""
@@ -157,7 +166,7 @@ def triage(
     ending = ending or Ending()
     lines = _of_this_failure(lines)
     found = tuple(failures) or worker_tracebacks(placed.line for placed in lines)
-    roots = [each for each in found if not _is_told(each.first)]
+    roots = [each for each in found if not is_told(each.first)]
     by_end = next((entry for entry in catalogue if ending.end_reason in entry.ends), None)
     if by_end is not None:
         return _from_end(by_end, ending, lines)
@@ -174,11 +183,6 @@ def triage(
         if ending.signal is not None:
             return _from_end(OOM_KILLED if ending.oom_killed else KILLED, ending, lines)
     return _from_failure(None, (roots or list(found))[0], found, lines, None) if found else None
-
-
-def _is_told(failure: Failure) -> bool:
-    """Whether a failure only passes on, or follows from, what happened to another process."""
-    return bool(ECHOES.search(failure.summary) or CONSEQUENCES.search(failure.summary))
 
 
 def _match_failure(entry: Entry, group: FoldedFailure, lines: Sequence[PlacedLine]) -> re.Match[str] | None:
@@ -272,6 +276,7 @@ def _result(
     others: list[str],
 ) -> Triage:
     first = group.first if group else None
+    partly = first is not None and is_told(first)
     words = {name: value or "?" for name, value in match.groupdict().items()} if match else {}
     words = {**dict.fromkeys(("name", "source", "detail"), "?"), **words}
     beside = [each for each in (entry.beside, entry.also) if each is not None] if entry else []
@@ -280,8 +285,8 @@ def _result(
     return Triage(
         code=entry.code if entry else UNKNOWN,
         what=entry.what.format(**words) if entry else "unknown cause",
-        why=entry.why.format(**words) if entry else "",
-        fix=entry.fix.format(**words) if entry else "read the traceback; the whole log is beside it",
+        why=entry.why.format(**words) if entry else PARTLY_WHY if partly else "",
+        fix=entry.fix.format(**words) if entry else PARTLY_FIX if partly else UNKNOWN_FIX,
         rank=rank,
         ranks=ranks,
         source=source,

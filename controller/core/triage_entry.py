@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from controller.core.tracebacks import Failure
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -51,10 +53,16 @@ CONSEQUENCES = pattern(
 )
 """What a process says when another one that it talks to has died."""
 
+
+def is_told(failure: Failure) -> bool:
+    """Whether a failure only passes on, or follows from, what happened to another process."""
+    return bool(ECHOES.search(failure.summary) or CONSEQUENCES.search(failure.summary))
+
+
 KERNEL = pattern(r"Out of memory: Killed process|Memory cgroup out of memory|oom-kill:|NVRM: Xid|oom_reaper:")
 """Lines of the kernel. A log that somebody joined with `dmesg` holds those of weeks; see `triage_time`."""
 
 CONTEXT = pattern(
     r"died unexpectedly|Out of memory: Killed process|oom-kill:|NVRM: Xid|exit ?code[ =:]+-?[1-9]"
-    r"|Failed core proc\(s\): \{'|terminated with signal|Segmentation fault|Bus error|Fatal Python error"
+    r"|Failed core proc\(s\): \{'[^']+': -\d+|terminated with signal|Segmentation fault|Bus error|Fatal Python error"
 )

@@ -87,13 +87,24 @@ ENTRIES = (
         exception=pattern(r"(ImportError|OSError): (?P<name>\S+\.so[.\d]*): cannot open shared object file"),
     ),
     Entry(
+        code="host-memory-share",
+        what="the host has less memory available than vLLM was told to take: {detail}",
+        why="on a CPU host `gpu_memory_utilization` is the share of the host's memory that vLLM takes at its start, "
+        "0.92 where the playbook does not say",
+        fix="set `gpu_memory_utilization` in [engine] below the share that is available (0.5, for example), "
+        "or end what else uses the memory: `free -h` on the host",
+        exception=pattern(
+            r"Available memory on node \d+.{0,20}?(?P<detail>[\d.]+/[\d.]+ GiB).{0,20} on startup is less than"
+        ),
+    ),
+    Entry(
         code="host-memory",
         what="the host's own memory is used up",
         fix="`free -h` on the host; lower `swap_space`, `cpu_offload_gb` or VLLM_CPU_KVCACHE_SPACE",
         exception=pattern(
             r"DefaultCPUAllocator: can't allocate memory|std::bad_alloc|^MemoryError|Cannot allocate memory"
             r"|[Nn]ot enough (allocatable )?(CPU )?memory"
-            r"|Available memory on node \d+ .{0,60} on (startup|kv cache allocation) is less than"
+            r"|Available memory on node \d+ .{0,60} on kv cache allocation is less than"
         ),
     ),
     Entry(

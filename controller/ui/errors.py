@@ -11,6 +11,7 @@ from rich.text import Text
 
 from controller.core.errors import CtlError
 from controller.core.tracebacks import Failure, FoldedFailure, fold, range_text
+from controller.core.triage_entry import is_told
 from controller.ui.clean import Encodable, clean, clean_block
 from controller.ui.glyphs import glyphs_for
 
@@ -28,18 +29,25 @@ def print_error(error: CtlError, console: Console | None = None) -> None:
 
 
 def print_failures(
-    failures: Sequence[FoldedFailure], log: Path | str | None = None, console: Console | None = None
+    failures: Sequence[FoldedFailure],
+    log: Path | str | None = None,
+    console: Console | None = None,
+    *,
+    cause: Mapping[str, Any] | None = None,
 ) -> None:
     """Print failures, nearest the cause first. The nearest ones whole; of those that only repeat them the last line.
 
-    `log` is where the raw output lies.
+    `log` is where the raw output lies. `cause` is a record of `core.triage` that is printed after them: one that was
+    seen outside of every traceback, as a killed process is, makes all that merely followed from it a line each.
     """
     target = _target(console)
-    nearest = min((each.first.distance for each in failures), default=0)
+    named = cause is not None and cause["known"] and not cause["traceback"]
+    roots = [each.first.distance for each in failures if not is_told(each.first)]
+    nearest = min(roots or [each.first.distance for each in failures], default=0)
     for failure in failures:
         first = failure.first
         where = f" at {clean(first.where)}" if first.where else ""
-        if first.distance > nearest:
+        if first.distance > nearest or (is_told(first) and (roots or named)):
             line = Text.assemble(("  then ", "dim"), (clean(first.label), "bold"), ": ", clean(first.summary))
             _write(target, line)
             continue
@@ -54,12 +62,16 @@ def print_failures(
 
 
 def print_problems(
-    problems: Sequence[Mapping[str, Any]], log: Path | str | None = None, console: Console | None = None
+    problems: Sequence[Mapping[str, Any]],
+    log: Path | str | None = None,
+    console: Console | None = None,
+    *,
+    cause: Mapping[str, Any] | None = None,
 ) -> None:
     """Print the `problems` of a summary: exceptions as `print_failures`, then the others as errors."""
     target = _target(console)
     failures = [failure for problem in problems if problem.get("traceback") for failure in _failures(problem)]
-    print_failures(fold(failures), log, target)
+    print_failures(fold(failures), log, target, cause=cause)
     for problem in problems:
         if not problem.get("traceback"):
             error = CtlError(

@@ -22,10 +22,7 @@ def print_folder(console: Console, host: str, output: Mapping[str, Any], listing
     if not listing["entries"]:
         _line(console, Text.assemble((clean(output["path"]), "bold"), f" is empty on {clean(host)}"))
         return
-    print_clear_list(console, [output], {str(output["path"]): listing})
-    marker = listing.get("marker") or {}
-    if marker:
-        _line(console, text(f"  written by run {marker.get('run_id')} of {marker.get('owner')}", "dim"))
+    print_clear_list(console, host, [output], {str(output["path"]): listing})
     if listing.get("digest"):
         _line(console, text(f"  digest {listing['digest']}", "dim"))
 

@@ -92,16 +92,25 @@ def print_intention(console: Console, described: Mapping[str, Any] | Sequence[Ma
 
 
 def print_clear_list(
-    console: Console, outputs: Sequence[Mapping[str, Any]], listings: Mapping[str, Mapping[str, Any]] | None = None
+    console: Console,
+    host: str,
+    outputs: Sequence[Mapping[str, Any]],
+    listings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Print what would be deleted or moved. `listings` (by path, as the probe reports them) adds the first names."""
+    """Print what would be deleted or moved on `host`.
+
+    `listings` (by path, as the probe reports them) add the run that wrote it, and the first names.
+    """
     for output in outputs:
         fate = _FATES.get(str(output.get("stale")), str(output.get("stale")))
         entries, size = int(output.get("entries") or 0), bytes_text(output.get("bytes"))
         style = "bold yellow" if output.get("stale") == "clear" else "bold"
         noun = f"{entries:,} {'entry' if entries == 1 else 'entries'}"
         _print_copyable(console, text(output["path"], "bold"))
-        _print(console, Text.assemble("  ", (f"{noun}, {size}: {clean(fate)}", style)))
+        _print(console, Text.assemble("  ", (f"{noun}, {size}, on host {clean(host)}: {clean(fate)}", style)))
+        marker = (listings or {}).get(str(output["path"]), {}).get("marker")
+        if marker:
+            _print(console, text(f"  written by run {marker.get('run_id')} of {marker.get('owner')}", "dim"))
         if output.get("adopt"):
             _print(console, Text("  no marker says that these files are ours; --adopt allows it", style="yellow"))
         examples = list((listings or {}).get(str(output["path"]), {}).get("examples", ()))
@@ -193,7 +202,7 @@ def _lease(lease: Mapping[str, Any]) -> str:
 def print_hosts(console: Console, hosts: Sequence[Mapping[str, Any]]) -> None:
     """Print the configured hosts as host records."""
     if not hosts:
-        _print(console, Text("no hosts: add one to hosts.toml"))
+        _print(console, Text("no hosts: describe one with `ctl init` or `ctl hosts add`"))
         return
     table = _table("HOST", "ADDRESS", "GPUS", "PYTHON", "WORKDIR")
     for host in hosts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -49,6 +50,18 @@ def require_yes(question: str, *, unattended: str, fix: str, declined: str, why:
         raise RefusedError(unattended, why=why, fix=fix, code="confirmation-needed")
     if not ask_yes_no(question):
         raise RefusedError(f"declined: {declined}", code="declined")
+
+
+_LOSSES = {"clear": "delete", "quarantine": "move aside", "resume": "go on with"}
+
+
+def loss_question(host: str, output: Mapping[str, Any], listing: Mapping[str, Any]) -> str:
+    """Return the question before a folder is touched: what becomes of how much, where, and which run wrote it."""
+    count, partial, marker = int(output["entries"]), listing.get("partial"), listing.get("marker") or {}
+    amount = f"{count:,} {'entry' if count == 1 else 'entries'}"
+    whose = f"written by run {marker['run_id']}" if marker else "which no run of ctl wrote"
+    half = f", deleting {partial:,} half-written" if partial and output["stale"] == "resume" else ""
+    return f"{_LOSSES[output['stale']]} {amount} of {output['path']} on host {host}, {whose}{half}?"
 
 
 def print_json(document: Any) -> None:

@@ -21,6 +21,7 @@ from remote_payload.host.layout import OWNER_MARKER, check_run_id
 from remote_payload.host.listing import Fingerprint, Listing, Visit, read_marker, snapshot, walk
 from remote_payload.host.liveness import user_name
 from remote_payload.host.protocol import WIRE, EndReason, OwnedOutput, Stale
+from remote_payload.host.writers import is_spent
 
 MAX_NAMED = 5
 """How many entries an error names; the count is always given."""
@@ -49,8 +50,11 @@ class Deletion(NamedTuple):
     newcomers: List[str]  # paths that are not as they were confirmed; left in place
 
 
-def clear(output: OwnedOutput, run_id: str) -> Dict[str, Any]:
+def clear(output: OwnedOutput, run_id: str, workdir: Optional[str] = None) -> Dict[str, Any]:
     """Make `output` ready for a run as its `stale` says, and prove it by listing it again.
+
+    With `workdir` a folder in which runs that are over left their records and no sample counts as empty: the records
+    are deleted where `stale` would refuse them, or take up what they say of samples that are not there.
 
     Returns {"path", "stale", "deleted_entries", "deleted_bytes", "quarantined_to", "remaining"}. The owner marker
     stays. Raises ClearChanged if the folder differs from `output["digest"]` (nothing is deleted) or gains entries
@@ -67,9 +71,11 @@ def clear(output: OwnedOutput, run_id: str) -> Dict[str, Any]:
             "path": path, "stale": stale.value, "deleted_entries": 0, "deleted_bytes": 0,
             "quarantined_to": None, "remaining": listing["entries"],
         }  # fmt: skip
-        if not found or stale is Stale.RESUME:
+        keeps = stale in (Stale.FAIL, Stale.RESUME)
+        spent = keeps and workdir is not None and is_spent(workdir, path, listing, run_id)
+        if not found or (stale is Stale.RESUME and not spent):
             return report
-        if stale is Stale.FAIL:
+        if stale is Stale.FAIL and not spent:
             raise ClearFailed(
                 "output-stale",
                 "%s holds %d entries of an earlier run" % (path, listing["entries"]),

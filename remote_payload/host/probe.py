@@ -35,6 +35,7 @@ from remote_payload.host.probe_toolchain import probe_toolchain
 from remote_payload.host.protocol import WIRE, Accelerator, check_record
 from remote_payload.host.sections import Note, Results, Section, run_sections
 from remote_payload.host.trial_gpus import job_gpus, why_not_tried
+from remote_payload.host.writers import is_spent
 
 DEADLINES_S = {
     "gpus": 20.0,  # without persistence mode the driver initialises each GPU first
@@ -211,4 +212,5 @@ def _output(note: Note, output: Dict[str, Any], workdir: str) -> Dict[str, Any]:
     note(output["path"])
     asked = {key: output[key] for key in ("path", "root", "stale", "adopt")}
     listing = scan(output["path"], output["root"])
-    return {**asked, **listing, "run": run_of(workdir, listing["marker"])}
+    spent = is_spent(workdir, output["path"], listing)
+    return {**asked, **listing, "run": run_of(workdir, listing["marker"]), "spent": spent}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from remote_payload.host.liveness import Stat, boot_seconds, read_stat, user_name
 from remote_payload.host.members import RUN_ENV, read_environ, snapshot
@@ -16,8 +16,14 @@ from remote_payload.host.sections import Note
 # vLLM names its processes PREFIX::EngineCore_DP0 and so on; the prefix is "VLLM" unless our own or another is set.
 _TITLE = re.compile(r"\bVLLM::|::(EngineCore|Worker|APIServer|DPCoordinator)")
 _TITLE_OF_RUN = re.compile(r"ctl-([0-9]{8}-[0-9]{6}-[0-9a-f]{6})::")
-_PYTHON = re.compile(r"(python|pypy)[0-9.]*|vllm")
-_MODULE = re.compile(r"vllm|EngineCore|remote_payload\.extract")
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+_PROGRAM = "vllm"
+"""The command that vLLM installs, a script of its environment's Python."""
+
+_MODULE = re.compile(r"vllm(\..+)?|remote_payload\.extract\.(engine|rehearse|canary\w*)")
+"""Modules that run vLLM's engine. What else of `remote_payload.extract` is run on its own reads files."""
+
+_OPTIONS_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 _HELPER = re.compile(r"multiprocessing\.(resource_tracker|spawn|forkserver)")
 
 COMMAND_LIMIT = 4096
@@ -69,18 +75,37 @@ def probe_processes(
 
 
 def is_vllm(comm: str, argv: List[str], python: Optional[str]) -> bool:
-    """Whether a process is one of vLLM's: by its title, or a Python that runs vLLM.
+    """Whether a process is one of vLLM's: by its title, its program, or the module that a Python runs.
 
-    A command that merely mentions vllm (an editor, a log reader, grep) is not.
+    A command that merely mentions vllm (an editor, a log reader, the text after `-c`) is not.
     """
-    command = " ".join(argv)
     if _TITLE.search(comm) or _TITLE.search(argv[0] if argv else ""):
         return True
-    if not argv or not _PYTHON.fullmatch(os.path.basename(argv[0])):
+    if not argv:
         return False
-    if _HELPER.search(command):
-        return argv[0] == python
-    return _MODULE.search(command) is not None
+    name = os.path.basename(argv[0])
+    if not _PYTHON.fullmatch(name):
+        return name == _PROGRAM
+    kind, what = _runs(argv[1:])
+    if kind == "code":
+        return argv[0] == python and _HELPER.search(what) is not None
+    return bool(_MODULE.fullmatch(what)) if kind == "module" else os.path.basename(what) == _PROGRAM
+
+
+def _runs(words: List[str]) -> Tuple[str, str]:
+    """Return what a Python runs by the words behind its name: ("module" or "code" or "script", its value)."""
+    position = 0
+    while position < len(words):
+        word = words[position]
+        # Options of one letter may stand together, and -m and -c take what follows them: `-Bm vllm`, `-cpass`.
+        found = re.match(r"-[A-Za-z]*?([mc])(.*)", word, re.DOTALL) if word[:2] not in ("-W", "-X", "--") else None
+        if found:
+            value = found.group(2) or (words[position + 1] if position + 1 < len(words) else "")
+            return {"m": "module", "c": "code"}[found.group(1)], value
+        if not word.startswith("-"):
+            return "script", word
+        position += 2 if word in _OPTIONS_WITH_VALUE else 1
+    return "script", ""
 
 
 def _read(stat: Stat) -> Process:

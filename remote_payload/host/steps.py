@@ -142,7 +142,7 @@ def _clear(step: Dict[str, Any], run: Run) -> None:
 
     for output in run.plan["job"]["outputs"]:
         try:
-            report = clear(output, run.plan["run_id"])
+            report = clear(output, run.plan["run_id"], run.plan["host"]["workdir"])
             claim(output, run.plan["run_id"])
         except ClearError as error:
             raise StepEnded(Ending(error.end_reason, str(error), step["name"])) from error

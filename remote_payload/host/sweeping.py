@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, BinaryIO, Dict, List, Optional, Set
+from typing import Any, BinaryIO, Dict, List, Optional
 
 from remote_payload.host.clear import clear
 from remote_payload.host.errors import HostError
-from remote_payload.host.files import read_json
-from remote_payload.host.layout import RUN_ID, Layout
 from remote_payload.host.lease import lease_folder, list_leases
 from remote_payload.host.listing import scan
 from remote_payload.host.liveness import user_name
 from remote_payload.host.protocol import WIRE, OwnedOutput, Stale, check_record
-from remote_payload.host.ps import judge_run
+from remote_payload.host.writers import runs_under_way
 
 _OUTPUT = {"path": str, "root": str, "stale": str, "adopt": bool}
 
@@ -66,22 +64,6 @@ def _answer(out: BinaryIO, request: Dict[str, Any], output: Any, **more: Any) ->
     out.write(json.dumps(document).encode() + b"\n")
 
 
-def runs_under_way(workdir: str, path: str) -> Set[str]:
-    """Return the runs of this workdir that are not over and own `path`, a folder above it or one below it."""
-    layout = Layout(workdir)
-    found: Set[str] = set()
-    for name in os.listdir(layout.runs) if os.path.isdir(layout.runs) else []:
-        if not RUN_ID.fullmatch(name):
-            continue
-        try:
-            outputs = ((read_json(layout.run(name).plan) or {}).get("job") or {}).get("outputs") or []
-            if any(_overlap(path, output["path"]) for output in outputs) and not judge_run(layout.run(name)).is_over:
-                found.add(name)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            found.add(name)  # of a run whose records cannot be read, nobody can say that it is over
-    return found
-
-
 def _writers(request: Dict[str, Any], path: str, marker: Optional[Dict[str, Any]]) -> List[str]:
     """Return the runs under way that write into `path`: of this workdir, and any whose lease and marker are there."""
     found = runs_under_way(request["workdir"], path)
@@ -89,7 +71,3 @@ def _writers(request: Dict[str, Any], path: str, marker: Optional[Dict[str, Any]
         leases = list_leases(lease_folder(request.get("lease_dir"), create=False))
         found.update(str(marker["run_id"]) for lease in leases if lease.get("run_id") == marker["run_id"])
     return sorted(found)
-
-
-def _overlap(one: str, other: str) -> bool:
-    return one == other or one.startswith(other.rstrip("/") + "/") or other.startswith(one.rstrip("/") + "/")

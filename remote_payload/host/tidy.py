@@ -26,7 +26,7 @@ from remote_payload.host.members import Key, find_members, recorded, stop_member
 from remote_payload.host.protocol import EndReason, RunState, Stale, check_record
 from remote_payload.host.ps import Standing, judge_run
 from remote_payload.host.stop import stop_run
-from remote_payload.host.sweeping import runs_under_way
+from remote_payload.host.writers import runs_under_way
 
 GRACE_S = 10.0
 """Between TERM and KILL: a worker whose driver process is dead has nothing left to save."""

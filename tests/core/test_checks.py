@@ -193,6 +193,7 @@ def test_a_recorded_report_of_a_cpu_host_is_in_order() -> None:
         "host.gpus": 0, "extract.model": "/srv/models/kimi-k25-tiny", "extract.data": "/srv/models/chats.jsonl",
         "extract.max_samples": None, "extract.max_seq_len": 300, "extract.engine.tensor_parallel_size": 2,
         "extract.final_norm": False, "job.outputs.0.path": "/srv/ctl/data/out", "job.outputs.0.root": "/srv/ctl/data",
+        "extract.engine.gpu_memory_utilization": 0.5,
     }  # fmt: skip
     found = {finding.code: finding for finding in findings(report, changed_plan(changes))}
     assert [finding for finding in found.values() if finding.level is not Level.OK] == []

@@ -249,6 +249,27 @@ def test_shipped_host_counts_only_where_the_project_defines_none() -> None:
     assert config(source(HOST), shipped).host("gpu1").gpu_name is None
 
 
+def test_a_shipped_host_is_no_host_of_yours_but_can_be_named() -> None:
+    shipped = source(HOST.replace("gpu1", "example"), path="/lib/hosts.toml", layer=Layer.SHIPPED)
+    alone = config(shipped)
+    assert alone.host_names() == ()
+    assert alone.host("example").gpus == 8
+    with pytest.raises(UsageError) as caught:
+        alone.host()
+    assert (caught.value.why, caught.value.fix) == (
+        "no host is defined",
+        "describe one with `ctl init` or `ctl hosts add`",
+    )
+    with pytest.raises(UsageError) as caught:
+        alone.host("exampel")
+    assert "example" not in caught.value.fix
+    both = config(source(HOST.replace("192.0.2.7", "example")), shipped)
+    assert both.host_names() == ("gpu1",)
+    assert both.host("example").name == "gpu1"  # by its address: yours come first
+    extended = config(source("schema = 1\n[hosts.example]\ngpus = 4\n", layer=Layer.USER), shipped)
+    assert extended.host_names() == ("example",)
+
+
 def test_env_tables_merge_by_name() -> None:
     text = HOST.replace("[hosts.gpu1]", '[defaults.env]\nA = "1"\nB = "1"\n[hosts.gpu1]')
     made = config(source(text + '[hosts.gpu1.env]\nB = "2"\n'))

@@ -221,6 +221,28 @@ def test_of_a_chain_the_direct_cause_counts_and_what_was_merely_handled_does_not
     assert [found and found.code for found in codes] == ["read-only", "unknown"]
 
 
+def test_a_parents_traceback_after_its_childs_is_the_parents_own() -> None:
+    found = judged(DATA / "vllm-logs" / "cpu-0.32-shm-full.log")
+    assert found.source == "EngineCore"
+    (parent,) = found.others
+    assert parent.startswith("main process: RuntimeError: Engine core initialization failed.")
+    assert found.context == ()  # what Python's exceptions say is not what the machine said
+
+
+def test_warnings_behind_a_traceback_are_no_part_of_its_message() -> None:
+    found = judged(DATA / "vllm-logs" / "cpu-0.32-killed-rank.log")
+    assert found.others[-1] == (
+        "main process: vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. "
+        "See stack trace (above) for the root cause."
+    )
+
+
+def test_a_log_with_a_parents_part_alone_says_where_the_workers_would_be() -> None:
+    found = judged(DATA / "vllm-threads" / "parent-only.log")
+    assert "only a parent's words" in found.why
+    assert "(EngineCore" in found.fix
+
+
 def test_a_rank_that_lost_its_peer_does_not_hide_who_was_killed() -> None:
     log = (
         b"(Worker_TP0 pid=7) ERROR 11-29 19:00:00 [x.py:1] Traceback (most recent call last):\n"

@@ -137,6 +137,11 @@ MATCHES: list[tuple[str, str]] = [
                         "See stack trace for root cause.", source="EngineCore")),
     ("host-memory", raised("ValueError: Available memory on node 0 (15.7/19.21 GiB) on kv cache allocation is less "
                            "than requested memory for kv (900.0 GiB).")),
+    ("host-memory-share", raised(
+        "ValueError: Available memory on node 0 (21.26/23.46 GiB) on startup is less than desired CPU memory "
+        "utilization (0.92, 21.58 GiB). On the CPU backend, the `--gpu-memory-utilization` flag controls the "
+        "fraction of CPU memory reserved (despite its name). To resolve: decrease `--gpu-memory-utilization` (e.g. "
+        "`--gpu-memory-utilization 0.5`) or reduce CPU memory used by other processes.", source="Worker")),
     ("package-missing", "ERROR: No matching distribution found for vllm==9.9.7\n"),
     ("package-missing", "error: No solution found when resolving dependencies\n  cause: Because there is no version "
                         "of vllm==9.9.7 and you require vllm==9.9.7, we can conclude that\n"),
@@ -206,6 +211,13 @@ LOOKALIKES: list[tuple[str, str | None, str]] = [
     ("symbol-missing", "unknown", raised("ImportError: attempted relative import with no known parent package")),
     ("library-missing", "unknown", raised("OSError: model.so.json: not a valid file")),
     ("host-memory", "unknown", raised("ValueError: the memory on node 0 is less than a million")),
+    ("host-memory-share", "host-memory", raised(
+        "ValueError: Available memory on node 0 (15.7/19.21 GiB) on kv cache allocation is less than requested "
+        "memory for kv (900.0 GiB).")),
+    ("host-memory-share", "gpu-memory-taken", raised(
+        "ValueError: Free memory on device cuda:0 (3.22/4.0 GiB) on startup is less than desired GPU memory "
+        "utilization (0.92, 3.68 GiB). Decrease GPU memory utilization or reduce GPU memory used by other "
+        "processes.")),
     ("host-memory", "gpu-memory-step", raised("RuntimeError: CUDA error: out of memory", STEP)),
     ("compile-cache", "weights-config", raised("AssertionError", WEIGHT_LOADER)),
     ("compile-cache", "unknown", raised("AssertionError: batch size must be positive", INDUCTOR)),
@@ -275,3 +287,12 @@ def test_every_entry_says_what_to_do_in_words_that_can_be_filled_in(number: int)
     assert entry.what
     assert entry.fix
     assert entry.exception or entry.line or entry.ends
+
+
+def test_a_share_of_memory_that_is_not_there_is_answered_with_the_option_that_vllm_names() -> None:
+    (log,) = (log for code, log in MATCHES if code == "host-memory-share")
+    found = triage(place_lines([("log", log.encode())]))
+    assert found is not None
+    assert "21.26/23.46 GiB" in found.what
+    assert "`gpu_memory_utilization` in [engine]" in found.fix
+    assert "swap_space" not in found.fix

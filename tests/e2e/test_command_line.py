@@ -54,6 +54,8 @@ def test_clear_shows_asks_deletes_and_looks_again(project: Project) -> None:
     (folder / "hs_0.safetensors").write_bytes(b"x" * 10)
     foreign = project.json("clear", "output/old", "--host", "demo", "--yes", code=3)
     assert foreign["error"]["code"] == "output-foreign"
+    refused = project.ctl("clear", "output/old", "--host", "demo", "--yes")
+    assert "will be deleted" not in refused.stdout + refused.stderr
     marker = {"wire": 1, "run_id": "20260101-000000-abcdef", "owner": "somebody"}
     (folder / ".ctl-owner.json").write_text(json.dumps(marker))
     unasked = project.ctl("clear", "output/old", "--host", "demo")

@@ -86,7 +86,9 @@ def test_every_event_is_a_line_with_progress_json(project: Project) -> None:
 
 
 def test_a_run_that_is_left_is_a_document_too(project: Project) -> None:
-    document = project.json("run", "--host", "demo", "--detach", "--", "true", code=8)
+    done = project.ctl("run", "--host", "demo", "--detach", "--json", "--", "true")
+    assert done.returncode == 8, done.stderr
+    document = json.loads(done.stdout)
     assert missing(document, "detached") == []
     assert project.ctl("attach", document["run_id"], "-q").returncode == 0
 

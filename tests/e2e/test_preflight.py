@@ -108,9 +108,7 @@ def segment() -> Any:
 
 
 def test_fix_clears_up_what_a_dead_run_left_and_nothing_else(project: Project, segment: Path) -> None:
-    stranger = subprocess.Popen(
-        ["python3", "-c", "import time; 'vllm.entrypoints'; time.sleep(600)"], start_new_session=True
-    )
+    stranger = subprocess.Popen(["VLLM::EngineCore", "600"], executable=shutil.which("sleep"), start_new_session=True)
     try:
         started = project.ctl(
             "run", "--host", "demo", "--detach", "--", "sh", "-c", f"exec 3> {segment}; exec sleep 500"

@@ -76,7 +76,7 @@ class TestScan:
     def test_absent_and_empty_have_no_digest(self, root: Path) -> None:
         assert scan(str(root / "no"), str(root)) | {} == {
             "exists": False, "marker": None, "manifest": None, "entries": 0, "bytes": 0, "digest": None,
-            "examples": [], "others": [], "foreign": False, "problems": [],
+            "partial": 0, "examples": [], "others": [], "foreign": False, "problems": [],
         }  # fmt: skip
         (root / "empty").mkdir()
         listing = scan(str(root / "empty"), str(root))

@@ -35,21 +35,25 @@ class TestProcesses:
             process.kill()
             process.wait()
 
-    def test_finds_leftovers_with_owner_age_and_run(self, start: Any) -> None:
-        code = "import time; 'vllm.entrypoints'; time.sleep(600)"
-        pid = start([sys.executable, "-c", code], CTL_RUN_ID="20261129-120000-abcdef")
+    def test_finds_leftovers_with_owner_age_and_run(self, start: Any, tmp_path: Path) -> None:
+        (tmp_path / "vllm").mkdir()
+        (tmp_path / "vllm" / "__main__.py").write_text("import time; time.sleep(600)")
+        argv = [sys.executable, "-m", "vllm", "serve"]
+        pid = start(argv, CTL_RUN_ID="20261129-120000-abcdef", PYTHONPATH=str(tmp_path))
         reader = start(["tail", "-f", "/dev/null", "--pid", str(os.getpid())])
         # A pid without a process stands for the probe: this test's own children are not to be left out.
         found = {record["pid"]: record for record in probe_processes(quiet, [], 2**22 + 1, sys.executable)["vllm"]}
         assert found[pid]["run_id"] == "20261129-120000-abcdef"
         assert found[pid]["uid"] == os.getuid()
         assert found[pid]["ppid"] == os.getpid()
-        assert code in found[pid]["command"]
+        assert " ".join(argv) == found[pid]["command"]
         assert 0 <= found[pid]["age_s"] < 300
         assert reader not in found
 
-    def test_leaves_out_the_probe_its_children_and_ancestors(self, start: Any) -> None:
-        pid = start([sys.executable, "-c", "import time; 'vllm'; time.sleep(600)"])
+    def test_leaves_out_the_probe_its_children_and_ancestors(self, start: Any, tmp_path: Path) -> None:
+        (tmp_path / "vllm").write_text("import time; time.sleep(600)")
+        pid = start([sys.executable, str(tmp_path / "vllm")])
+        assert pid in [record["pid"] for record in probe_processes(quiet, [], 2**22 + 1, sys.executable)["vllm"]]
         found = probe_processes(quiet, [], os.getpid(), sys.executable)["vllm"]
         assert pid not in [record["pid"] for record in found]
 
@@ -74,6 +78,17 @@ class TestProcesses:
             ("python3", ["/opt/venv/bin/python3", "-m", "vllm.entrypoints.openai.api_server"], True),
             ("vllm", ["/opt/venv/bin/vllm", "serve", "m"], True),
             ("python", ["/opt/venv/bin/python", "-m", "remote_payload.extract.engine"], True),
+            ("python", ["/opt/venv/bin/python", "-X", "dev", "-Bm", "vllm.entrypoints.cli.main", "serve"], True),
+            ("vllm", ["/opt/venv/bin/python3.12", "-B", "/opt/venv/bin/vllm", "serve", "m"], True),
+            ("python", ["/opt/venv/bin/python", "-m", "remote_payload.extract.lengths"], False),
+            ("python", ["/srv/other/bin/python", "-m", "remote_payload.extract.exercise"], False),
+            ("python", ["/opt/venv/bin/python", "-c", "import vllm.entrypoints"], False),
+            ("python", ["/opt/venv/bin/python", "-c", "'multiprocessing'; 'vllm.entrypoints'"], False),
+            ("python", ["/opt/venv/bin/python", "-m", "vllm_exporter"], False),
+            ("python", ["/opt/venv/bin/python", "-m", "pytest", "tests/vllm"], False),
+            ("python", ["/opt/vllm/bin/python", "/srv/vllm/report.py", "vllm", "serve"], False),
+            ("python", ["/opt/venv/bin/python", "-W", "ignore::vllm.W", "-"], False),
+            ("python", ["/opt/venv/bin/python"], False),
             ("python", ["/opt/venv/bin/python", "-c", "from multiprocessing.resource_tracker import main"], True),
             ("python", ["/usr/bin/python", "-c", "from multiprocessing.resource_tracker import main"], False),
             ("tail", ["tail", "-f", "vllm.log"], False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,7 @@ def test_what_an_ended_run_left_running_is_ended_and_a_stranger_is_not(host: Hos
     host.run(plan)
     code = "import time; time.sleep(600)"
     left = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "CTL_RUN_ID": plan["run_id"]})
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; 'vllm'; time.sleep(600)"])
+    stranger = subprocess.Popen(["VLLM::Worker", "600"], executable=shutil.which("sleep"))
     try:
         wait_until(lambda: tidy(host)[1]["actions"], "it is seen")
         planned = tidy(host)[1]

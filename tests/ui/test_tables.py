@@ -122,14 +122,19 @@ def test_a_clear_list_says_what_will_happen_to_how_much() -> None:
     paper = Paper()
     output = {"path": "/data/out", "stale": "clear", "entries": 412, "bytes": 17 * 2**30, "adopt": True}
     examples = [{"path": f"hs_{i}.safetensors", "size": 40 * 2**20} for i in range(50)]
-    print_clear_list(paper.console, [output], {"/data/out": {"examples": examples}})
-    assert paper.lines[:2] == ["/data/out", "  412 entries, 17.0 GiB: will be deleted"]
+    marker = {"run_id": RUN, "owner": "alice"}
+    print_clear_list(paper.console, "gpu1", [output], {"/data/out": {"examples": examples, "marker": marker}})
+    assert paper.lines[:3] == [
+        "/data/out",
+        "  412 entries, 17.0 GiB, on host gpu1: will be deleted",
+        f"  written by run {RUN} of alice",
+    ]
     assert "no marker says that these files are ours" in paper.text
     assert "40.0 MiB  hs_0.safetensors" in paper.text
     assert paper.lines[-1].endswith("and 402 more")
     moved = Paper()
-    print_clear_list(moved.console, [{**output, "stale": "quarantine", "entries": 1, "adopt": False}])
-    assert moved.lines == ["/data/out", "  1 entry, 17.0 GiB: will be moved aside"]
+    print_clear_list(moved.console, "gpu1", [{**output, "stale": "quarantine", "entries": 1, "adopt": False}])
+    assert moved.lines == ["/data/out", "  1 entry, 17.0 GiB, on host gpu1: will be moved aside"]
 
 
 def test_a_summary_shows_the_proof() -> None:
@@ -239,7 +244,7 @@ def test_hosts_and_origins() -> None:
     print_hosts(paper.console, [host])
     assert paper.lines[1].split() == ["gpu-1", "root@10.1.230.174:2222", "8", "py", "/w"]
     print_hosts(paper.console, [])
-    assert "no hosts: add one to hosts.toml" in paper.lines
+    assert "no hosts: describe one with `ctl init` or `ctl hosts add`" in paper.lines
 
 
 def test_each_configured_value_is_shown_with_its_origin() -> None:
@@ -342,7 +347,7 @@ def test_hostile_text_is_harmless_in_every_answer() -> None:
     print_findings(console, EVIL, [evil])
     print_intention(console, [{"title": EVIL, "rows": [[EVIL, EVIL], [EVIL, [EVIL]]]}])
     output = {"path": EVIL, "stale": EVIL, "entries": 1, "bytes": 1}
-    print_clear_list(console, [output], {EVIL: {"examples": [{"path": EVIL, "size": 1}]}})
+    print_clear_list(console, EVIL, [output], {EVIL: {"examples": [{"path": EVIL, "size": 1}]}})
     print_summary(
         console, {**SUMMARY, "run_id": EVIL, "hosts": [EVIL], "model": EVIL, "end_reason": EVIL, "format": EVIL}
     )

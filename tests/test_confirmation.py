@@ -1,0 +1,61 @@
+"""What a person is asked before a launch: about what is deleted, moved or claimed, and about nothing else."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from controller.pipeline import outputs_to_confirm
+from controller.ui.terminal import loss_question
+from remote_payload.host.protocol import Plan
+
+OUTPUT = {"path": "/data/out", "root": "/data", "adopt": False, "digest": "d", "entries": 2, "bytes": 413}
+
+
+def asked(stale: str, **listing: Any) -> bool:
+    plan = cast("Plan", {"job": {"outputs": [{**OUTPUT, "stale": stale}]}})
+    shown = {"stale": stale, "foreign": False, "partial": 0, "spent": False, **listing}
+    return bool(outputs_to_confirm(plan, {"/data/out": shown}))
+
+
+@pytest.mark.parametrize(
+    ("stale", "listing", "question"),
+    [
+        ("clear", {}, True),
+        ("clear", {"spent": True}, True),  # the folder's files go, and that was asked for
+        ("quarantine", {}, True),
+        ("resume", {}, False),
+        ("resume", {"partial": 1}, True),
+        ("resume", {"foreign": True}, True),
+        ("resume", {"spent": True, "partial": 1}, False),
+        ("fail", {"spent": True}, False),
+    ],
+)
+def test_a_question_is_asked_only_where_something_is_lost(
+    stale: str, listing: dict[str, Any], question: bool
+) -> None:
+    assert asked(stale, **listing) is question
+
+
+def test_nothing_known_of_a_folder_is_a_reason_to_ask() -> None:
+    plan = cast("Plan", {"job": {"outputs": [{**OUTPUT, "stale": "resume"}]}})
+    assert outputs_to_confirm(plan, {})
+
+
+@pytest.mark.parametrize(
+    ("stale", "listing", "question"),
+    [
+        ("clear", {"marker": {"run_id": "R1"}}, "delete 2 entries of /data/out on host gpu1, written by run R1?"),
+        ("quarantine", {}, "move aside 2 entries of /data/out on host gpu1, which no run of ctl wrote?"),
+        (
+            "resume",
+            {"marker": {"run_id": "R1"}, "partial": 1},
+            "go on with 2 entries of /data/out on host gpu1, written by run R1, deleting 1 half-written?",
+        ),
+    ],
+)
+def test_the_question_names_the_host_and_the_run_that_wrote(
+    stale: str, listing: dict[str, Any], question: str
+) -> None:
+    assert loss_question("gpu1", {**OUTPUT, "stale": stale}, listing) == question
