@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -41,6 +41,9 @@ from controller.options import (
     make_overrides,
     view_mode,
 )
+
+if TYPE_CHECKING:
+    from controller.pipeline import Intention
 
 
 @command(
@@ -97,11 +100,15 @@ def preflight(
     from controller import checkup, commands
 
     overrides = make_overrides(stale=stale, adopt=adopt, output=output, data=data)
-    hosts: list[str | None] = list(host or ()) or [None]  # None: the setting
-    intentions = [commands.plan_extract(one, playbook, overrides, allow=allow or ()) for one in hosts]
-    if fix:
-        return checkup.fix(intentions, yes=yes, as_json=as_json)
-    return checkup.preflight(intentions, as_json=as_json)
+
+    def plan_on(one: str | None) -> Intention:
+        return commands.plan_extract(one, playbook, overrides, allow=allow or ())
+
+    hosts = list(dict.fromkeys(host or ()))
+    if fix:  # what cannot be planned for one host is said before anything is cleared on another
+        return checkup.fix([plan_on(one) for one in hosts or [None]], yes=yes, as_json=as_json)
+    planned = checkup.plan_each(hosts, plan_on) if hosts else [plan_on(None)]  # None: the setting
+    return checkup.preflight(planned, as_json=as_json)
 
 
 @command("rehearse", panel="Look", examples=("ctl rehearse --host gpu1",))
