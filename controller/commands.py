@@ -207,7 +207,7 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool)
     if as_json:
         print_json(record)
     else:
-        from controller.ui.tables import print_stop
+        from controller.ui.stopped import print_stop
 
         print_stop(out_console(), record)
     return ExitCode.OK

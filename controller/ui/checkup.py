@@ -47,7 +47,9 @@ def print_side_by_side(
         table.add_column(text(host))
     if errors:
         looked = Text(f"{glyphs.ok} ok", style=STYLES["ok"])
-        words = {host: Text(f"{glyphs.fail} {_unseen(error)}", style=STYLES["fail"]) for host, error in errors.items()}
+        words = {
+            host: Text(f"{glyphs.fail} {_unseen(error)}", style=STYLES["fail"]) for host, error in errors.items()
+        }
         table.add_row("looked at", *(words.get(host, looked) for host in order))
     codes = dict.fromkeys(finding.code for findings in found.values() for finding in findings)
     for code in codes:

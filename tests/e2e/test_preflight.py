@@ -65,7 +65,9 @@ def test_hosts_are_looked_at_side_by_side(project: Project, hosts: dict[str, str
     assert "looked at in" in shown.stdout
 
 
-def test_a_host_that_cannot_be_looked_at_stands_beside_those_that_can(project: Project, hosts: dict[str, str]) -> None:
+def test_a_host_that_cannot_be_looked_at_stands_beside_those_that_can(
+    project: Project, hosts: dict[str, str]
+) -> None:
     named = [word for host in ("demo", "gone", "roots", "demo") for word in ("--host", host)]
     words = ("preflight", *named, "--playbook", "demo", "--stale", "clear")
     half = project.ctl(*words, "--json", **hosts)
