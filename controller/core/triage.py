@@ -1,7 +1,7 @@
 """Name the cause of a failed run: from its exceptions first, from raw log lines where there are none.
 
 A cause is named only where the catalogue has an entry whose evidence is there; otherwise the answer is the first
-failure's own traceback and the words "unknown cause". Being silent is better than sending somebody the wrong way.
+failure itself: its exception and the place of it. Being silent is better than sending somebody the wrong way.
 """
 
 from __future__ import annotations
@@ -279,9 +279,9 @@ def _result(
     context = [_quote(placed) for placed in lines if CONTEXT.search(placed.line.text)]
     return Triage(
         code=entry.code if entry else UNKNOWN,
-        what=entry.what.format(**words) if entry else "unknown cause",
+        what=entry.what.format(**words) if entry else _unmatched(first),
         why=entry.why.format(**words) if entry else "",
-        fix=entry.fix.format(**words) if entry else "read the traceback; the whole log is beside it",
+        fix=entry.fix.format(**words) if entry else "",
         rank=rank,
         ranks=ranks,
         source=source,
@@ -292,6 +292,14 @@ def _result(
         others=tuple(others),
         traceback=first.traceback if first else "",
     )
+
+
+def _unmatched(failure: Failure | None) -> str:
+    """Return the exception that no entry knows, with its place: the best headline that there is."""
+    if failure is None:
+        return "unknown cause"
+    summary = failure.summary.partition("\n")[0][:QUOTE_LIMIT]
+    return f"{summary}, at {failure.where}" if failure.where else summary
 
 
 def _located(failure: Failure, match: re.Match[str] | None, lines: Sequence[PlacedLine]) -> list[Evidence]:

@@ -47,8 +47,8 @@ def cause_lines(cause: Mapping[str, Any] | None, width: int, glyphs: Glyphs) -> 
     """Return the cause as triage names it: what, why, and what to do."""
     if cause is None:
         return []
-    word = "cause" if cause.get("known") else "cause not known"
-    lines = [Text.assemble((f" {glyphs.fail} {word}: ", "bold red"), (clean(cause.get("what", "")), "bold"))]
+    word = "cause: " if cause.get("known") else ""
+    lines = [Text.assemble((f" {glyphs.fail} {word}", "bold red"), (clean(cause.get("what", "")), "bold"))]
     lines += _paragraph("", str(cause.get("why") or ""), width, "")
     lines += _paragraph("fix: ", str(cause.get("fix") or ""), width, "green")
     return lines

@@ -118,8 +118,10 @@ def _figure(chart: Markup, caption: str = "") -> Markup:
 
 def _problems(report: Report) -> Markup:
     """The cause first, then each problem with its whole traceback."""
-    parts = [_triage(report.triage)] if report.triage else []
     problems = (report.summary or {}).get("problems") or []
+    told = any(problem.get("traceback") for problem in problems)
+    # A cause that is not known is the exception itself, which the problems may tell already.
+    parts = [_triage(report.triage)] if report.triage and not (told and not report.triage.get("known")) else []
     parts += [_problem(problem, first=number == 0) for number, problem in enumerate(problems)]
     if not problems and not report.triage:
         parts += [

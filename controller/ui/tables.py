@@ -250,7 +250,8 @@ def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     yield from _proof_rows(summary)
     cause = summary.get("triage")
     if isinstance(cause, Mapping):
-        yield "cause", text(f"{cause.get('what')} ({cause.get('code')})", "bold red")
+        code = f" ({cause.get('code')})" if cause.get("known") else ""
+        yield "cause", text(f"{cause.get('what')}{code}", "bold red")
     timings = {name.removesuffix("_s"): value for name, value in (summary.get("timings") or {}).items()}
     if timings:
         yield "time", Text(", ".join(f"{clean(name)} {duration_text(value)}" for name, value in timings.items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -27,6 +28,18 @@ def test_run_streams_any_command_and_repeats_its_exit_code(project: Project) -> 
     assert sorted(logged.stdout.splitlines()) == ["err", "out"]
     summary = project.json("summary", "--last")
     assert (summary["kind"], summary["end_reason"], summary["gpus_clean"]) == ("command", "job-failed", True)
+
+
+def test_a_script_that_raises_is_told_once_and_its_exception_is_the_headline(project: Project) -> None:
+    code = "def f():\n    raise ValueError('bad shape')\nf()"
+    done = project.ctl("run", "--host", "demo", "--tracebacks", "-qq", "--", "python3", "-c", code)
+    assert done.returncode == 100
+    headline, *rest = done.stderr.splitlines()
+    assert re.fullmatch(r"✗ process \d+: ValueError: bad shape, at <string>:2 in f", headline)
+    assert [line for line in rest if "Traceback" in line] == ["  Traceback (most recent call last):"]
+    assert done.stderr.count("command exited with code 1") == 1
+    assert "unknown" not in done.stderr
+    assert "driver" not in done.stderr
 
 
 def test_a_failed_run_names_its_cause_with_the_place_in_its_log(project: Project) -> None:
