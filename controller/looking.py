@@ -104,10 +104,10 @@ def preflight(
     def plan_on(one: str | None) -> Intention:
         return commands.plan_extract(one, playbook, overrides, allow=allow or ())
 
-    hosts = list(dict.fromkeys(host or ()))
+    hosts: list[str | None] = list(dict.fromkeys(host or ())) or [None]  # None: the setting
     if fix:  # what cannot be planned for one host is said before anything is cleared on another
-        return checkup.fix([plan_on(one) for one in hosts or [None]], yes=yes, as_json=as_json)
-    planned = checkup.plan_each(hosts, plan_on) if hosts else [plan_on(None)]  # None: the setting
+        return checkup.fix([plan_on(one) for one in hosts], yes=yes, as_json=as_json)
+    planned = checkup.plan_each(host, plan_on) if host else [plan_on(None)]
     return checkup.preflight(planned, as_json=as_json)
 
 
