@@ -51,7 +51,9 @@ class Checkup:
 
 
 def plan_each(hosts: Sequence[str], plan: Callable[[str], Intention]) -> list[Intention | Checkup]:
-    """Plan for each host, once for a name that is given twice; what one of several cannot be planned with is its own.
+    """Plan for each host, once for one that is given twice, be it by name and by address.
+
+    What one of several cannot be planned with stands in its place as a `Checkup`.
 
     Raises the error of a single host, and one that all of several share: it is none of theirs.
     """
@@ -60,7 +62,9 @@ def plan_each(hosts: Sequence[str], plan: Callable[[str], Intention]) -> list[In
     errors: list[CtlError] = []
     for name in names:
         try:
-            planned.append(plan(name))
+            intention = plan(name)
+            if all(isinstance(each, Checkup) or each.host.name != intention.host.name for each in planned):
+                planned.append(intention)
         except CtlError as error:
             errors.append(error)
             planned.append(Checkup(host=name, error=error))

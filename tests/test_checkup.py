@@ -19,12 +19,12 @@ from controller.ui.tables import print_findings
 def plan(name: str) -> Any:
     if name.startswith("bad"):
         raise ConfigError(f"{name} has no such output root")
-    return SimpleNamespace(name=name)
+    return SimpleNamespace(host=SimpleNamespace(name="box" if name == "192.0.2.7" else name))
 
 
 def test_a_host_that_cannot_be_planned_for_keeps_its_place_and_a_name_counts_once() -> None:
-    box, bad = plan_each(["box", "bad", "box"], plan)
-    assert box == SimpleNamespace(name="box")
+    box, bad = plan_each(["box", "bad", "box", "192.0.2.7"], plan)
+    assert box == plan("box")
     assert isinstance(bad, Checkup)
     assert (bad.host, bad.document()["error"]["what"]) == ("bad", "bad has no such output root")
 
