@@ -201,8 +201,12 @@ def print_config(console: Console, document: Mapping[str, Any]) -> None:
         _print(console, Text.assemble((f"{file['layer']:<8}", "dim"), text(file["path"]), (found, "dim")))
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name, value in document["values"].items():
-        grid.add_row(text(name, "bold"), text(inline_text(value["value"])), text(value["origin"], "dim"))
+        grid.add_row(text(name, "bold"), text(_config_text(value["value"])), text(value["origin"], "dim"))
     _print(console, grid)
+
+
+def _config_text(value: object) -> str:
+    return UNKNOWN if value is None else inline_text(value)
 
 
 def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:

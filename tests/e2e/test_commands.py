@@ -60,6 +60,9 @@ def test_a_failed_run_names_its_cause_with_the_place_in_its_log(project: Project
     assert shown.stdout in log.read_text()
     assert "000001.log:86" in shown.stderr
     assert project.ctl("logs", "--last", "--problem", "--follow").returncode == 2
+    nobody = project.ctl("logs", "--last", "--rank", "77")
+    assert (nobody.returncode, nobody.stdout) == (0, "")
+    assert f"no line of rank 77 in the log of {document['run_id']}: it " in nobody.stderr
 
 
 def test_arguments_reach_the_command_as_they_are(project: Project) -> None:
