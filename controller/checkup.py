@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -83,9 +84,9 @@ def preflight(planned: Sequence[Intention | Checkup], *, as_json: bool) -> ExitC
             with contact.host_context(intention.host, ask=ask_yes_no) as ctx:
                 checkups = [Checkup(host=intention.host.name, outcome=_look(ctx, intention))]
         case _:
-            ask = _one_at_a_time(ask_yes_no)
+            terminal = _Terminal()
             with ThreadPoolExecutor(max_workers=HOSTS_AT_ONCE) as pool:
-                checkups = list(pool.map(lambda each: _checkup(each, ask), planned))
+                checkups = list(pool.map(lambda each: _checkup(each, terminal), planned))
     _show(checkups, as_json=as_json)
     return max((checkup.exit_code for checkup in checkups), default=ExitCode.OK)
 
@@ -149,25 +150,30 @@ def _look(ctx: Context, intention: Intention) -> PreflightOutcome:
     return pipeline.preflight(ctx, intention)
 
 
-def _checkup(intention: Intention | Checkup, ask: Callable[[str], bool]) -> Checkup:
+def _checkup(intention: Intention | Checkup, terminal: _Terminal) -> Checkup:
     if isinstance(intention, Checkup):
         return intention
     try:
-        with contact.host_context(intention.host, ask=ask) as ctx:
+        with contact.host_context(intention.host, ask=terminal.ask, pause=terminal.alone) as ctx:
             return Checkup(host=intention.host.name, outcome=_look(ctx, intention))
     except CtlError as error:
         return Checkup(host=intention.host.name, error=error)
 
 
-def _one_at_a_time(ask: Callable[[str], bool]) -> Callable[[str], bool]:
-    """Keep the questions about several hosts' keys from mixing on one terminal."""
-    lock = threading.Lock()
+class _Terminal:
+    """Keeps what several hosts ask, about keys here or by `ssh` itself, from mixing on one terminal."""
 
-    def asked(question: str) -> bool:
-        with lock:
-            return ask(question)
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # `ssh` may need a question of ours answered while it has the terminal
 
-    return asked
+    def ask(self, question: str) -> bool:
+        with self._lock:
+            return ask_yes_no(question)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._lock:
+            yield
 
 
 def _show(checkups: Sequence[Checkup], *, as_json: bool) -> None:

@@ -22,9 +22,11 @@ Pause = Callable[[], AbstractContextManager[None]]
 
 
 @contextmanager
-def host_context(host: Host, *, ask: Ask | None, emit: Emit | None = None) -> Iterator[Context]:
+def host_context(
+    host: Host, *, ask: Ask | None, pause: Pause = nullcontext, emit: Emit | None = None
+) -> Iterator[Context]:
     """Connect to a host, push the payload, and yield a context for its verbs (ps, probe)."""
-    with open_transport(host, ask=ask) as transport:
+    with open_transport(host, ask=ask, pause=pause) as transport:
         yield pushed_context(host, transport, emit)
 
 

@@ -33,8 +33,7 @@ def open_run(
     """Return the handle of an existing run: from its local folder, or from `host` where there is none.
 
     Without `host`, a whole id is looked for on every host of the configuration. `run_id` None means the last one
-    launched from here. Raises UsageError, ConfigError; RemoteFailed if the host
-    does not know the run.
+    launched from here. Raises UsageError (also if no host lists the run), ConfigError, ConnectionFailed.
     """
     try:
         folder = find_run(workspace.runs_dir, run_id)
@@ -45,7 +44,7 @@ def open_run(
             host = _host_of(workspace, run_id, unknown)
         if host is None:
             raise
-        return _adopt_run(workspace, run_id, workspace.config.host(host), sinks, ask)
+        return _adopt_run(workspace, run_id, workspace.config.host(host), sinks, ask, pause)
     plan = load_plan(folder)
     if (folder.read("local.json") or {}).get("status") in ("planned", "refused"):
         raise UsageError(
@@ -89,10 +88,12 @@ def _host_of(workspace: Workspace, run_id: str, unknown: UsageError) -> str:
     raise UsageError(unknown.what, why=asked or unknown.why, fix=unknown.fix, code=unknown.code)
 
 
-def _adopt_run(workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Sink], ask: Ask | None) -> Run:
+def _adopt_run(
+    workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Sink], ask: Ask | None, pause: Pause
+) -> Run:
     """Find a run that was launched elsewhere: the host's own list says which payload operates it."""
     with ExitStack() as undo:
-        transport = open_transport(host, ask=ask)
+        transport = open_transport(host, ask=ask, pause=pause)
         undo.callback(transport.close)
         ctx = pushed_context(host, transport)
         run_id, payload = _listed_run(ctx, run_id)

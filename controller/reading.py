@@ -179,8 +179,9 @@ class _Copier(threading.Thread):
     def leave(self) -> None:
         """End the copying; the run goes on."""
         self._leaving.set()
-        self._run.detach()
-        self.join()
+        while self.is_alive():  # a watch that begins at this moment forgets that it was asked to end
+            self._run.detach()
+            self.join(POLL_S)
 
     def outcome(self) -> ExitCode:
         if self._error is not None:

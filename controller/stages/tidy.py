@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from controller.stages.base import CALL_TIMEOUT_S, Context
+from controller.stages.base import Context
+from controller.stages.sweep import LOOK_TIMEOUT_S, SWEEP_TIMEOUT_S
 from remote_payload.host.protocol import Plan
 
 ACTION_TIMEOUT_S = 90.0
-"""For one action: a grace of 10 s, the kill, draining the log, and the driver that frees the memory."""
+"""For one action on processes: a grace of 10 s, the kill, draining the log, and the driver that frees the memory."""
 
 
 def look(ctx: Context, plan: Plan) -> dict[str, Any]:
     """Return {"actions", "digest", ...} of what could be cleared up; nothing is changed. Raises RemoteFailed."""
-    return ctx.call_json("tidy", _request(plan, None), timeout=CALL_TIMEOUT_S)
+    return ctx.call_json("tidy", _request(plan, None), timeout=LOOK_TIMEOUT_S)
 
 
 def run(ctx: Context, plan: Plan, planned: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,7 +24,9 @@ def run(ctx: Context, plan: Plan, planned: Mapping[str, Any]) -> dict[str, Any]:
     Raises RemoteFailed (code `tidy-changed`) if it is no longer what was shown; nothing is done then.
     """
     actions: Sequence[Any] = planned["actions"]
-    timeout = CALL_TIMEOUT_S + ACTION_TIMEOUT_S * len(actions)
+    # All is looked at twice, and an output may hold millions of files.
+    timeout = 2 * LOOK_TIMEOUT_S
+    timeout += sum(SWEEP_TIMEOUT_S if action["kind"] == "output" else ACTION_TIMEOUT_S for action in actions)
     return ctx.call_json("tidy", _request(plan, planned["digest"]), timeout=timeout)
 
 

@@ -15,8 +15,8 @@ from remote_payload.host.framing import pack_frame
 def run(ctx: Context, files: LocalFiles) -> int:
     """Make sure that the host has the tree, and return the bytes sent.
 
-    Raises RemoteFailed (`upload-no-room`, `data-damaged`), ConnectionFailed, ConnectionLost; OSError if a file here
-    cannot be read any more.
+    Raises RemoteFailed (`upload-no-room`, `upload-disk-full`, `data-damaged`), ConnectionFailed, ConnectionLost;
+    OSError if a file here cannot be read any more.
     """
     started = time.monotonic()
     what = f"{len(files.files)} files, {files.size:,} bytes"

@@ -12,6 +12,7 @@ beside, verified against every checksum, synced and renamed, so that it is whole
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -52,31 +53,40 @@ def receive(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     _answer(out, {"have": False})
     staging = tempfile.mkdtemp(prefix=".incoming-", dir=store)
     try:
-        pieces = pieces_of_stdin()
-        for entry in files:
-            store_file(
-                os.path.join(staging, name, entry["path"]) if entry["path"] else os.path.join(staging, name),
-                entry,
-                pieces,
-            )
-        for folder, _, _ in os.walk(staging):
-            fsync_folder(folder)
-        try:
-            os.rename(os.path.join(staging, name), target)
-        except OSError:
-            if not os.path.lexists(target):  # another push was faster: its copy is as good
-                raise
-        fsync_folder(store)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        why = "%s while %d bytes were received into %s" % (os.strerror(error.errno), size, store)
-        fix = "free some (a quota may be the limit), then run the command again, or use data on the host"
-        raise HostError("data-disk-full", "the disk that holds the work folder became full", why, fix) from error
+        with full_disk_told("data", store, size):
+            _unpack(files, name, staging, target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     _answer(out, {"have": True, "path": target})
     return 0
+
+
+@contextlib.contextmanager
+def full_disk_told(what: str, folder: str, size: int) -> Iterator[None]:
+    """Raise HostError (`WHAT-disk-full`) where the disk that `size` bytes are received into becomes full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        why = "%s while %d bytes were received into %s" % (os.strerror(error.errno), size, folder)
+        fix = "free some (a quota may be the limit), then run the command again, or use data on the host"
+        raise HostError("%s-disk-full" % what, "the disk that holds the work folder became full", why, fix) from error
+
+
+def _unpack(files: List[Dict[str, Any]], name: str, staging: str, target: str) -> None:
+    pieces = pieces_of_stdin()
+    for entry in files:
+        path = os.path.join(staging, name, entry["path"]) if entry["path"] else os.path.join(staging, name)
+        store_file(path, entry, pieces)
+    for folder, _, _ in os.walk(staging):
+        fsync_folder(folder)
+    try:
+        os.rename(os.path.join(staging, name), target)
+    except OSError:
+        if not os.path.lexists(target):  # another push was faster: its copy is as good
+            raise
+    fsync_folder(os.path.dirname(target))
 
 
 def data_digest(files: List[Dict[str, Any]]) -> str:

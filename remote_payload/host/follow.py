@@ -10,10 +10,12 @@ write them itself. Fatal signals become `exception` events of the writer `faults
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import time
 from typing import Any, BinaryIO, Dict, Iterator, Optional
@@ -44,6 +46,9 @@ FAULT_BYTES = 1 << 20
 
 STOP = "follow.stop"
 """In the run folder: the job has ended, look once more and go."""
+
+PR_SET_PDEATHSIG = 1
+"""prctl option: the signal that this process gets when its parent dies."""
 
 _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9,_]*)?\.?[0-9]+(?:[eE][-+]?[0-9]+)?")
 
@@ -94,6 +99,7 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     paths = Layout(request["workdir"]).run(request["run_id"])
     plan = read_json(paths.plan) or {}
     host, parent = plan["host"]["name"], os.getppid()
+    _die_with_parent()
     progress = Progress(paths, plan) if plan["job"].get("watched") else None
     while True:
         # A supervisor that died before we asked for our parent is known by the result alone, which `stop` writes.
@@ -101,11 +107,16 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
             os.getppid() != parent or os.path.exists(os.path.join(paths.folder, STOP)) or os.path.exists(paths.result)
         )
         if progress is not None:
-            progress.look()
+            progress.look(last=last)
         collect_faults(paths, plan["run_id"], host)
         if last:
             return 0
         time.sleep(TICK_S)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process with the supervisor: one stuck in an expression would see nothing itself."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 class Progress:
@@ -123,9 +134,12 @@ class Progress:
         self._state: Dict[str, Any] = {}
         self._told: Dict[str, Any] = {}
 
-    def look(self) -> None:
-        """Read what is new and emit one event if it says something new. Raises OSError."""
-        for line in self._lines():
+    def look(self, *, last: bool = False) -> None:
+        """Read what is new and emit one event if it says something new. Raises OSError.
+
+        The `last` look also takes a line without an end: a progress bar may stop at its last step.
+        """
+        for line in self._lines(last):
             found = _from_json(line) if self._json else self._matched(line)
             for name, value in found.items():
                 if name in COUNTS:
@@ -137,11 +151,11 @@ class Progress:
             fields = {**dict.fromkeys(COUNTS, 0), "total": None, "unit": self._unit, **self._told}
             self._events.emit("progress", **fields)
 
-    def _lines(self) -> Iterator[str]:
+    def _lines(self, last: bool) -> Iterator[str]:
         paths = [self._file] if self._json else self._log.segments()
         for path in paths:
             reader = self._readers.setdefault(path, _NewBytes(path))
-            for line in re.split(rb"[\r\n]", reader.read()):
+            for line in re.split(rb"[\r\n]", reader.read(last)):
                 yield line.decode("utf-8", "replace")
 
     def _matched(self, line: str) -> Dict[str, Any]:
@@ -153,14 +167,15 @@ class Progress:
 
 
 class _NewBytes:
-    """The complete lines that a growing file got since the last time, the newest READ_BYTES of them."""
+    """What a growing file got since the last time: complete lines, the newest READ_BYTES of them."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._offset = 0
         self._carry = b""
 
-    def read(self) -> bytes:
+    def read(self, last: bool) -> bytes:
+        """Return the new lines; with `last` also the one that has no end."""
         try:
             with open(self._path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -173,6 +188,8 @@ class _NewBytes:
         except FileNotFoundError:
             return b""
         self._offset = size
+        if last:
+            return data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         self._carry = data[end:][-CARRY_BYTES:]
         return data[:end]

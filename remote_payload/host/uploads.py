@@ -17,7 +17,7 @@ import os
 import shutil
 from typing import Any, BinaryIO, Dict, List, Set
 
-from remote_payload.host.data import SPARE_BYTES, pieces_of_stdin, store_file
+from remote_payload.host.data import SPARE_BYTES, full_disk_told, pieces_of_stdin, store_file
 from remote_payload.host.errors import HostError, ProtocolError
 from remote_payload.host.files import fsync_folder, read_json, write_json
 from remote_payload.host.framing import tree_digest
@@ -36,9 +36,10 @@ def receive(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     _require_room(layout, wanted)
     _answer(out, {"digest": digest, "missing": [entry["sha256"] for entry in wanted]})
     if wanted:
-        pieces = pieces_of_stdin()
-        for entry in wanted:
-            _receive_blob(layout, entry, pieces)
+        pieces, size = pieces_of_stdin(), sum(entry["size"] for entry in wanted)
+        with full_disk_told("upload", layout.files, size):
+            for entry in wanted:
+                _receive_blob(layout, entry, pieces)
     trees = os.path.join(layout.files, "trees")
     os.makedirs(trees, mode=0o700, exist_ok=True)
     write_json(os.path.join(trees, "%s.json" % digest), {"files": files})

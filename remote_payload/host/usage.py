@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import List, Optional, Sequence
@@ -34,17 +35,18 @@ class OutputLimit:
 
 
 def size_of(folder: str) -> int:
-    """Return the bytes of the regular files below a folder, links not followed; 0 where there is none."""
+    """Return the bytes of the regular files below a folder, links not followed; 0 where there is none.
+
+    What vanishes meanwhile, or may not be read, counts as nothing: the job renames, deletes, and sets modes.
+    """
     total = 0
     waiting: List[str] = [folder]
     while waiting:
-        try:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
                     elif entry.is_file(follow_symlinks=False):
                         total += entry.stat(follow_symlinks=False).st_size
-        except FileNotFoundError:
-            continue  # the job renames and deletes meanwhile
     return total

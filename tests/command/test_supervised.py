@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ import pytest
 from support.commandhost import CommandHost
 from support.hostrun import wait_until
 
+from remote_payload.host.members import HELPER_ENV
 from remote_payload.host.stacks import find_spy
 
 FLOOD = """
@@ -126,15 +128,8 @@ def test_a_daemon_that_ignores_term_does_not_outlive_its_run(host: CommandHost, 
 @pytest.mark.skipif(find_spy(sys.executable) is None, reason="there is no py-spy: pip install py-spy")
 def test_a_hang_is_ended_and_says_where_every_rank_stood(host: CommandHost) -> None:
     script(host, HANG)
-    plan = playbook(host, "\n[limits]\nsilence_timeout = 4\nstop_grace = 1\n")
+    plan = playbook(host, "\n[limits]\nsilence_timeout = 8\nstop_grace = 1\n")
     paths = host.launch(plan)
-    wait_until(lambda: b"waiting" in host.log(paths), "the job waits")
-    # The fault files, by which forked ranks are known, are written by the ranks themselves.
-    wait_until(lambda: sum(b'"rank": ' in p.read_bytes() for p in Path(paths.faults).iterdir()) == 3, "all are named")
-    asked = host.ask("stacks", {"run_id": plan["run_id"]})["processes"]
-    assert [process["rank"] for process in asked] == [0, 1, None]
-    assert all("collective" in process["stacks"] for process in asked)
-
     ended = host.result(paths)
     assert (ended["end_reason"], ended["gpus_clean"], ended["leftovers"]) == ("limit-exceeded", True, [])
     assert "silence_timeout: no line of log and no event" in ended["message"]
@@ -144,6 +139,20 @@ def test_a_hang_is_ended_and_says_where_every_rank_stood(host: CommandHost) -> N
     log = host.log(paths).decode()
     assert "ctl: stacks of rank 0 (pid" in log
     assert "collective (job.py:5)" in log
+
+
+@pytest.mark.skipif(find_spy(sys.executable) is None, reason="there is no py-spy: pip install py-spy")
+def test_a_living_run_tells_where_every_rank_stands_and_an_ended_one_that_it_has_none(host: CommandHost) -> None:
+    script(host, HANG)
+    plan = playbook(host)
+    paths = host.launch(plan)
+    wait_until(lambda: b"waiting" in host.log(paths), "the job waits")
+    # The fault files, by which forked ranks are known, are written by the ranks themselves.
+    wait_until(lambda: sum(b'"rank": ' in p.read_bytes() for p in Path(paths.faults).iterdir()) == 3, "all are named")
+    asked = host.ask("stacks", {"run_id": plan["run_id"]})["processes"]
+    assert [process["rank"] for process in asked] == [0, 1, None]
+    assert all("collective" in process["stacks"] for process in asked)
+    host.ask("stop", {"run_id": plan["run_id"], "grace_s": 1, "force": False})
     code, answer = host.call("stacks", {"run_id": plan["run_id"]})
     assert (code, json.loads(answer)["error"]["code"]) == (70, "no-python")
 
@@ -202,6 +211,18 @@ def test_an_expression_that_takes_forever_stalls_progress_only(host: CommandHost
     assert ended["log"].endswith("done\n")
 
 
+def test_a_follower_stuck_in_an_expression_dies_with_its_supervisor(host: CommandHost) -> None:
+    script(host, "import time\nprint('a' * 40 + '!', flush=True)\ntime.sleep(600)\n")
+    plan = playbook(host, "progress = { pattern = '(?P<done>(a+)+)$' }\n")
+    paths = host.launch(plan)
+    wait_until(lambda: b"!" in host.log(paths), "the line is there")
+    (follower,) = wait_until(lambda: helpers(plan["run_id"], "follow"), "the follower works")
+    busy = cpu_ticks(follower)
+    wait_until(lambda: cpu_ticks(follower) > busy + 20, "it is stuck in the expression")
+    host.kill_supervisor(paths)
+    wait_until(lambda: not helpers(plan["run_id"], "follow"), "the follower is gone")
+
+
 def test_what_was_uploaded_is_copied_for_the_run_and_checked(host: CommandHost) -> None:
     content = b"import helper\nprint(helper.word)\n"
     files = [
@@ -245,3 +266,20 @@ def _upload(host: CommandHost, files: list[dict[str, object]], contents: list[by
     assert process.returncode == 0, stdout + stderr
     first: dict[str, object] = json.loads(stdout.splitlines()[0])
     return first
+
+
+def helpers(run_id: str, verb: str) -> list[int]:
+    """Return the processes of ctl that serve a run with this verb."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            ours = f"{HELPER_ENV}={run_id}".encode() in (path / "environ").read_bytes().split(b"\0")
+            if ours and (path / "cmdline").read_bytes().split(b"\0")[-2:-1] == [verb.encode()]:
+                found.append(int(path.name))
+    return found
+
+
+def cpu_ticks(pid: int) -> int:
+    """Return the processor time that a process has used, in clock ticks."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])

@@ -1,7 +1,11 @@
-"""A host's disk that becomes full while a data set is pushed is told as that, over either transport."""
+"""A host's disk that becomes full while data or uploads are received is told as that."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import io
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,9 @@ from controller.payload import load_payload
 from controller.stages import data, push
 from controller.stages.base import Context
 from controller.transport.base import Transport
+from remote_payload.host import uploads
 from remote_payload.host.data import SPARE_BYTES
+from remote_payload.host.errors import HostError
 
 DATA_BYTES = 16 << 20
 
@@ -48,3 +54,14 @@ def test_a_disk_that_becomes_full_is_no_lost_connection(shared: Transport, tmp_p
         assert list(store.iterdir()) == []  # nothing half is left
         (disk / "filler").unlink()
         assert Path(data.run(ctx, found)).stat().st_size == DATA_BYTES
+
+
+def test_a_disk_that_becomes_full_is_told_of_uploads_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: str, *_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+    monkeypatch.setattr(uploads, "store_file", full)
+    file = {"path": "a", "size": 1, "sha256": hashlib.sha256(b"a").hexdigest(), "exec": False}
+    with pytest.raises(HostError) as caught:
+        uploads.receive({"workdir": str(tmp_path)}, json.dumps({"files": [file]}).encode(), io.BytesIO())
+    assert caught.value.code == "upload-disk-full"
