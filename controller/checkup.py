@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -51,18 +51,41 @@ class Checkup:
         }
 
 
-def preflight(intentions: Sequence[Intention], *, as_json: bool) -> ExitCode:
-    """Look at all hosts at once; the exit code is that of the worst.
+def plan_each(hosts: Sequence[str], plan: Callable[[str], Intention]) -> list[Intention | Checkup]:
+    """Plan for each host, once for one that is given twice, be it by name and by address.
+
+    What one of several cannot be planned with stands in its place as a `Checkup`.
+
+    Raises the error of a single host, and one that all of several share: it is none of theirs.
+    """
+    names = list(dict.fromkeys(hosts))
+    planned: list[Intention | Checkup] = []
+    errors: list[CtlError] = []
+    for name in names:
+        try:
+            intention = plan(name)
+            if all(isinstance(each, Checkup) or each.host.name != intention.host.name for each in planned):
+                planned.append(intention)
+        except CtlError as error:
+            errors.append(error)
+            planned.append(Checkup(host=name, error=error))
+    if len(errors) == len(names) and len({str(error) for error in errors}) == 1:
+        raise errors[0]
+    return planned
+
+
+def preflight(planned: Sequence[Intention | Checkup], *, as_json: bool) -> ExitCode:
+    """Look at all hosts at once; the exit code is that of the worst. A `Checkup` stands for a host without a plan.
 
     Raises what kept a single host from being looked at; of several hosts each error stands with its host.
     """
-    if len(intentions) == 1:
-        (intention,) = intentions
-        with contact.host_context(intention.host, ask=ask_yes_no) as ctx:
-            checkups = [Checkup(host=intention.host.name, outcome=_look(ctx, intention))]
-    else:
-        terminal = _Terminal()
-        checkups = side_by_side(lambda intention: _checkup(intention, terminal), intentions, at_once=HOSTS_AT_ONCE)
+    match planned:
+        case [Intention() as intention]:
+            with contact.host_context(intention.host, ask=ask_yes_no) as ctx:
+                checkups = [Checkup(host=intention.host.name, outcome=_look(ctx, intention))]
+        case _:
+            terminal = _Terminal()
+            checkups = side_by_side(lambda each: _checkup(each, terminal), planned, at_once=HOSTS_AT_ONCE)
     _show(checkups, as_json=as_json)
     return max((checkup.exit_code for checkup in checkups), default=ExitCode.OK)
 
@@ -126,7 +149,9 @@ def _look(ctx: Context, intention: Intention) -> PreflightOutcome:
     return pipeline.preflight(ctx, intention)
 
 
-def _checkup(intention: Intention, terminal: _Terminal) -> Checkup:
+def _checkup(intention: Intention | Checkup, terminal: _Terminal) -> Checkup:
+    if isinstance(intention, Checkup):
+        return intention
     try:
         with contact.host_context(intention.host, ask=terminal.ask, pause=terminal.alone) as ctx:
             return Checkup(host=intention.host.name, outcome=_look(ctx, intention))
@@ -156,18 +181,21 @@ def _show(checkups: Sequence[Checkup], *, as_json: bool) -> None:
         whole = documents[0] if len(documents) == 1 else {"ok": all(d["ok"] for d in documents), "hosts": documents}
         print(json.dumps({"schema_version": 1, **whole}, indent=1, default=str))
         return
-    from controller.ui.checkup import print_side_by_side, print_took
-    from controller.ui.errors import print_error
+    from controller.ui.checkup import print_side_by_side, print_took, print_unseen
     from controller.ui.tables import print_findings
 
     console = out_console()
     if len(checkups) > 1:
-        found = {checkup.host: checkup.outcome.findings if checkup.outcome else () for checkup in checkups}
-        print_side_by_side(console, found)
+        print_side_by_side(
+            console,
+            {checkup.host: checkup.outcome.findings for checkup in checkups if checkup.outcome},
+            {checkup.host: checkup.error for checkup in checkups if checkup.error},
+            order=[checkup.host for checkup in checkups],
+        )
     for checkup in checkups:
         if checkup.outcome is None:
             assert checkup.error is not None
-            print_error(checkup.error)
+            print_unseen(console, checkup.host, checkup.error)
             continue
         findings = checkup.outcome.findings
         if len(checkups) > 1 and all(finding.level == "ok" for finding in findings):

@@ -136,7 +136,8 @@ def _report(run: Run, *, as_json: bool) -> ExitCode:
             summary if summary is not None else {"schema_version": 1, "error": error.to_dict() if error else None}
         )
         return exit_code(error)
-    from controller.ui.errors import print_problems, print_stopped, print_triage
+    from controller.ui.errors import print_stopped
+    from controller.ui.failed import print_failure
     from controller.ui.tables import print_summary
 
     if summary is not None:
@@ -146,11 +147,11 @@ def _report(run: Run, *, as_json: bool) -> ExitCode:
         print_stopped(summary)
         return exit_code(error)
     if error is not None:
+        problems = summary.get("problems", []) if summary else []
         cause = _cause(run, summary)
-        print_problems(summary.get("problems", []) if summary else [], run.folder.path / "log", cause=cause)
-        if cause:
-            # The error that is raised says the remedy of a known cause, as the last line of all.
-            print_triage(cause, fix=summary is None or not cause["known"])
+        # The error that is raised says the end and the remedy, as the last lines of all.
+        if print_failure(problems, cause, run.folder.path / "log", end_reason=error.code, whole=summary is None):
+            error.why = ""
         raise error
     return ExitCode.OK
 
@@ -214,7 +215,7 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool)
     if as_json:
         print_json(record)
     else:
-        from controller.ui.tables import print_stop
+        from controller.ui.stopped import print_stop
 
         print_stop(out_console(), record)
     return ExitCode.OK
@@ -245,18 +246,19 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
         print_json(document)
     else:
         from controller.reporting import print_samples
-        from controller.ui.errors import print_problems, print_stopped, print_triage
+        from controller.ui.errors import print_stopped
+        from controller.ui.failed import print_failure
         from controller.ui.tables import print_summary
 
         print_summary(out_console(), document)
         print_samples(run.folder)
         if document.get("end_reason") in ASKED_FOR:
             print_stopped(document, out_console())
-        elif document.get("problems"):
-            log = run.folder.path / "log"
-            print_problems(document["problems"], log, out_console(), cause=document["triage"])
-        if document["triage"]:
-            print_triage(document["triage"], run.folder.path / "log", out_console())
+        else:
+            print_failure(
+                document.get("problems") or (), document["triage"], run.folder.path / "log", out_console(),
+                end_reason=str(document.get("end_reason")), whole=True,
+            )  # fmt: skip
     return ExitCode.OK
 
 
@@ -270,14 +272,17 @@ def triage(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
         files = [str(path) for path in found.files]
         print_json({"schema_version": 1, "files": files, "problem": cause is not None, "triage": cause})
         return ExitCode.OK
-    from controller.ui.errors import print_failures, print_triage
+    from controller.ui.errors import print_failures, print_triage, print_unknown
 
     console = out_console()
     if cause is None:
         console.print("no sign of a failure")
         return ExitCode.OK
     print_failures(found.failures, console=console, cause=cause)
-    print_triage(cause, console=console)
+    if cause["known"]:
+        print_triage(cause, console=console)
+    else:
+        print_unknown(cause, console)
     return ExitCode.OK
 
 

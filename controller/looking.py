@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -42,6 +42,9 @@ from controller.options import (
     make_overrides,
     view_mode,
 )
+
+if TYPE_CHECKING:
+    from controller.pipeline import Intention
 
 
 @command(
@@ -112,11 +115,15 @@ def preflight(
         data_kind=data_kind, output_format=output_format, store_dtype=store_dtype, boundaries=boundaries,
         layer_convention=layer_convention, shard=shard, canary=False if no_canary else None, rehearse=rehearse,
     )  # fmt: skip
-    hosts: list[str | None] = list(host or ()) or [None]  # None: the setting
-    intentions = [commands.plan_extract(one, playbook, overrides, allow=allow or ()) for one in hosts]
-    if fix:
-        return checkup.fix(intentions, yes=yes, as_json=as_json)
-    return checkup.preflight(intentions, as_json=as_json)
+
+    def plan_on(one: str | None) -> Intention:
+        return commands.plan_extract(one, playbook, overrides, allow=allow or ())
+
+    hosts: list[str | None] = list(dict.fromkeys(host or ())) or [None]  # None: the setting
+    if fix:  # what cannot be planned for one host is said before anything is cleared on another
+        return checkup.fix([plan_on(one) for one in hosts], yes=yes, as_json=as_json)
+    planned = checkup.plan_each(host, plan_on) if host else [plan_on(None)]
+    return checkup.preflight(planned, as_json=as_json)
 
 
 @command("rehearse", panel="Look", examples=("ctl rehearse --host gpu1",))

@@ -7,11 +7,14 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from controller import diagnosis, lookup
 from controller.commands import copy_what_is_new
 from controller.core.errors import ExitCode, UsageError
 from controller.core.loglines import Place, Selection
+from controller.core.logs import parse_line
+from controller.core.tracebacks import range_text
 from controller.logreader import LogReader
 from controller.run import Run
 from controller.runfolder import ALREADY_WATCHED, find_run, list_runs
@@ -49,16 +52,31 @@ def logs(run_id: str | None, host: str | None, wanted: Wanted) -> ExitCode:
         run_id = _previous(workspace, run_id)
     with lookup.open_run(workspace, run_id, host, ask=ask_yes_no) as run:
         if wanted.follow and not run.ended:
-            return _follow(run, wanted)
+            code, wrote = _follow(run, wanted)
+            if not wrote:
+                _tell_ranks(run, wanted.selection.rank)
+            return code
         if not run.ended:
             copy_what_is_new(run)
         if wanted.problem:
             place, lines = diagnosis.problem_lines(run.folder)
             err_console().print(cleaned(place), soft_wrap=True)
             _write(lines)
-        else:
-            _write(_held(LogReader(run.folder), wanted))
+        elif not _write(_held(LogReader(run.folder), wanted)):
+            _tell_ranks(run, wanted.selection.rank)
     return ExitCode.OK
+
+
+def _tell_ranks(run: Run, rank: int | None) -> None:
+    """Say on stderr that the log holds nothing of a rank, and which it has: silence could also be a quiet rank."""
+    if rank is None:
+        return
+    reader = LogReader(run.folder)
+    lines = (parse_line(raw.decode(errors="replace")) for _, raw in chain(reader.lines(), reader.unfinished()))
+    ranks = {line.rank for line in lines if line.rank is not None}
+    if rank not in ranks:
+        known = f"it has ranks {range_text(ranks)}" if ranks else "it names no ranks"
+        err_console().print(f"no line of rank {rank} in the log of {run.id}: {known}", soft_wrap=True)
 
 
 def _previous(workspace: Workspace, run_id: str | None) -> str:
@@ -105,28 +123,30 @@ def _shown(reader: LogReader, lines: Iterable[tuple[Place | None, bytes]], selec
             yield line
 
 
-def _follow(run: Run, wanted: Wanted) -> ExitCode:
+def _follow(run: Run, wanted: Wanted) -> tuple[ExitCode, bool]:
+    """Write until the run ends; return the exit code, and whether anything was written."""
     reader, copier = LogReader(run.folder), _Copier(run)
     selection, seen = wanted.selection, reader.sizes()
+    wrote = False
     copier.start()
     try:
         if wanted.tail is not None:
             copier.join(RETRY_S)  # time for a first copy: the last lines are those of the host, not of yesterday
-            _write(_held(reader, wanted, end=False))
+            wrote |= _write(_held(reader, wanted, end=False))
         while True:
             over = not copier.is_alive()
             # What was there at the last look: the times of its lines have come since.
             upto, seen = (None if over else seen), reader.sizes()
             if selection.is_plain and wanted.tail is None:
-                _write(data for _, data in reader.pieces(upto))
+                wrote |= _write(data for _, data in reader.pieces(upto))
             elif over or not selection.needs_times or reader.times():
-                _write(_shown(reader, reader.lines(upto), selection))
+                wrote |= _write(_shown(reader, reader.lines(upto), selection))
             if over:
-                _write(_shown(reader, reader.unfinished(), selection))
-                return copier.outcome()
+                wrote |= _write(_shown(reader, reader.unfinished(), selection))
+                return copier.outcome(), wrote
             copier.join(POLL_S)
     except KeyboardInterrupt:
-        return ExitCode.DETACHED
+        return ExitCode.DETACHED, True
     finally:
         copier.leave()
 
@@ -169,8 +189,12 @@ class _Copier(threading.Thread):
         return ExitCode.OK if self._ended else ExitCode.DETACHED
 
 
-def _write(pieces: Iterable[bytes]) -> None:
+def _write(pieces: Iterable[bytes]) -> bool:
+    """Write to stdout as it is, and return whether there was anything."""
     raw = sys.stdout.buffer
+    wrote = False
     for piece in pieces:
         raw.write(piece)
+        wrote = True
     raw.flush()
+    return wrote

@@ -177,7 +177,7 @@ def parse_at(text: str, seconds: float) -> float:
     if text == "end":
         return seconds
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|%)?", text)
-    if found is None:
+    if found is None or (found[2] == "%" and float(found[1]) > 100):
         raise UsageError(f"--at {text!r} is no place in a run", fix="write for example 90s, 12m, 1h, 40% or end")
     scale = {"m": 60.0, "h": 3600.0, "%": seconds / 100}.get(found[2] or "s", 1.0)
     return min(seconds, float(found[1]) * scale)

@@ -127,6 +127,7 @@ def gather(folder: RunFolder, state: str = "") -> Report:
         now_s=_seen_until(data, spans),
         gauges=timelines.gauges(data.events),
         rates=timelines.rates(lines, data.progress, capture),
+        progress=data.progress,
         norms=figures.norm_map(lines),
         lengths=figures.lengths(lines, spec.get("max_seq_len"), len(data.truncated)),
         manifest=figures.manifest(data.lines, indexes, data.bad) if indexes else None,
@@ -139,6 +140,6 @@ def _seen_until(data: recorded.Recorded, spans: list[timelines.Span]) -> float:
     """Return the last moment that anything was heard of the run, on the axis of its spans."""
     known = [span.end for span in spans if span.end is not None] + [span.begin for span in spans]
     at_work = any(span.status is Status.STARTED for span in spans)
-    if at_work and data.view.started is not None and data.events:
+    if at_work and data.view.ended is None and data.view.started is not None and data.events:
         known.append(data.events[-1].t - data.view.started)
     return max(known, default=0.0)

@@ -356,7 +356,7 @@ def end_error(
     reason = result["end_reason"]
     if reason == EndReason.SUCCEEDED.value:
         return None
-    why = str(problem["what"]) if problem else ""
+    why = str(problem["what"]) if problem and problem["what"] != result["message"] else ""
     fix = str(problem.get("fix") or "") if problem else ""
     fix = fix or f"read the whole log with `ctl logs {run_id}`"
     if reason in (EndReason.STOPPED.value, EndReason.CANCELLED.value):

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,11 @@ from support.reported import HOSTILE, write_run
 
 from controller import reporting
 from controller.core.errors import UsageError
+from controller.core.runview import ProgressView
+from controller.core.timelines import Gauge, Gauges
 from controller.runfolder import RunFolder
 from controller.ui import svg
+from controller.ui.report import page
 from controller.ui.sample_charts import BINS, MAP_CELLS, print_sample_charts
 
 ROOT = Path(__file__).parents[1]
@@ -92,6 +96,25 @@ def test_a_report_says_what_ran_where_with_what_and_how_to_repeat_it(tmp_path: P
         "ctl extract --host gpu-host-1 --playbook eagle3-kimi-k2.5 --data /data/chats.jsonl", "not JSON: line 1",
     ):  # fmt: skip
         assert part in page, part
+
+
+def test_a_command_has_its_values_and_no_charts_without_data(tmp_path: Path) -> None:
+    folder = RunFolder(write_run(tmp_path, samples=5).path)
+    reports = [
+        ProgressView(
+            t=t, done=done, total=12, tokens=0, bytes=0, skipped=0, failed=0, unit="steps", values={"loss": loss}
+        )
+        for t, done, loss in ((1.0, 1, 2.5), (2.0, 12, 0.25))
+    ]  # fmt: skip
+    gauge = Gauge(name="cpu", util=(None, None), memory=(1.0, 2.0), memory_total=4.0)
+    gauges = Gauges(start=0.0, times=(0.0, 1.0), devices=(gauge,))
+    text = page(replace(reporting.gather(folder), progress=reports, rates=None, gauges=gauges))
+    assert 'id="throughput"' not in text
+    assert "<td>steps</td><td>1</td><td>12 of 12</td>" in text
+    assert "<td>loss</td><td>2.5</td><td>0.25</td>" in text
+    assert "Memory in use by time" in text
+    assert "Utilisation by time" not in text
+    assert 'id="progress"' not in page_of(tmp_path / "extraction", samples=5)
 
 
 def test_the_report_of_a_failed_run_begins_with_the_cause_and_the_whole_traceback(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def ctl(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[st
 def test_init_writes_two_files_that_make_a_plan(tmp_path: Path) -> None:
     done = ctl(tmp_path, "init", *ANSWERS, "--name", "gpu1")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "next: ctl hosts test gpu1, then ctl plan --host gpu1\n"
+    assert done.stderr.endswith("next: ctl hosts test gpu1, then ctl plan --host gpu1\n")
     hosts = tomllib.loads((tmp_path / "hosts.toml").read_text())
     assert hosts["hosts"]["gpu1"]["port"] == 2222
     assert (tmp_path / "playbooks" / "kimi-k2.5.toml").read_text().count("#") > 10

@@ -22,6 +22,7 @@ from controller.core.sources import HOST_KEYS, MERGED_TABLES, Layer, Source, Tab
 from controller.core.suggest import did_you_mean
 from controller.core.tomltext import Key, dotted
 from controller.core.validation import validate
+from remote_payload.host.layout import LEASE_FOLDER
 from remote_payload.host.protocol import Accelerator
 
 BUILT_IN = "built-in default"
@@ -248,6 +249,8 @@ def _shown(host: Host, values: Values) -> Values:
                 shown[key] = Value(value=MASK, origin=values[key].origin) if hidden else values[key]
             continue
         value = getattr(host, field)
+        if field == "lease_dir" and value is None:
+            value = LEASE_FOLDER  # the host's own default, which a plan leaves to it
         origin = values[field,].origin if (field,) in values else BUILT_IN
         shown[field,] = Value(value=value.value if isinstance(value, Enum) else value, origin=origin)
     return shown

@@ -11,6 +11,7 @@ import shlex
 from typing import Any, Literal
 
 from controller.core.boundaries import resolve_boundaries
+from controller.core.finding import size
 from controller.core.model import Playbook
 from controller.core.redaction import redact
 from controller.core.shape import ModelShape, bytes_expected, element_bytes, model_shape, state_count
@@ -161,7 +162,7 @@ def _command_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
 def _limit_text(name: str, value: Any) -> str:
     if value is None:
         return "none"
-    return f"{value:,} bytes" if name.endswith("_bytes") else f"{value:g} s"
+    return size(value).replace(".0 ", " ") if name.endswith("_bytes") else f"{value:g} s"
 
 
 def _upload_text(upload: dict[str, Any]) -> str:

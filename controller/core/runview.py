@@ -9,6 +9,9 @@ from typing import Any
 
 from controller.core.tracebacks import Failure, FoldedFailure, fold
 
+WRITING_PHASES = ("capture", "drain")
+"""Phases of the driver in which samples are written; the canaries beside them write none."""
+
 
 class Status(StrEnum):
     STARTED = "started"
@@ -173,10 +176,21 @@ class RunView:
 
     @property
     def tokens_per_s_overall(self) -> float | None:
-        """Since the first report of progress."""
-        if self.first_progress is None or self.progress is None:
+        """Since the first report, over the seconds of capture and drain alone, as `tokens_per_s` of the summary.
+
+        Of a job without these phases, over the time between the first report and the latest.
+        """
+        first, latest = self.first_progress, self.progress
+        if first is None or latest is None:
             return None
-        return _rate((self.first_progress, self.progress), lambda each: each.tokens)
+        working = [phase for phase in self.phases if phase.name in WRITING_PHASES and phase.started is not None]
+        if not working:
+            return _rate((first, latest), lambda each: each.tokens)
+        seconds = sum(
+            phase.seconds if phase.seconds is not None else max(0.0, latest.t - (phase.started or 0.0))
+            for phase in working
+        )
+        return max(0, latest.tokens - first.tokens) / seconds if seconds else None
 
     @property
     def bytes_per_s(self) -> float | None:

@@ -47,7 +47,7 @@ def rates(
     else:
         points = [(now.t, max(0, now.tokens - before.tokens), None) for before, now in _pairs(reports)]
         begin = reports[0].t if reports else 0.0
-    if not points:
+    if not any(tokens for _, tokens, _ in points):
         return None
     first, last = min(begin, started or begin), max(point[0] for point in points)
     step = max(0.1 if timed else 1.0, (last - first) / most)
@@ -86,7 +86,7 @@ def spans(view: RunView) -> list[Span]:
     """Return the stages of the controller, the steps of the supervisor and the phases of the driver, by their start.
 
     Two clocks meet here. The supervisor's first word falls into our `launch`, so a host's clock that says otherwise
-    is moved there.
+    is moved there. What was done here after the run had ended, such as an attach on the next day, is left out.
     """
     launch = next((stage for stage in view.stages if stage.name == "launch" and stage.started is not None), None)
     started = [each.started for each in (*view.steps, *view.phases) if each.started is not None]
@@ -95,8 +95,9 @@ def spans(view: RunView) -> list[Span]:
         earliest, latest = launch.started, launch.started + (launch.seconds or 0.0)
         first = min(started)
         shift = 0.0 if earliest <= first <= latest + LAUNCH_SLACK_S else latest - first
+    over = math.inf if view.ended is None else view.ended + shift
     rows: list[tuple[str, StageView, float]] = [
-        *(("ctl", stage, 0.0) for stage in view.stages),
+        *(("ctl", stage, 0.0) for stage in view.stages if (stage.started or 0.0) <= over),
         *(("host", step, shift) for step in view.steps),
         *(("job", phase, shift) for phase in view.phases),
     ]

@@ -18,6 +18,18 @@ _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<fun
 _WORKER = re.compile(r"(?:VllmWorker|Worker|rank)(?![a-z])")
 
 
+_HOOKED = re.compile(r"py-(?P<pid>\d+)-[0-9a-f]+")
+"""The writer of a Python process of a command, as `remote_payload.hook` names it."""
+
+
+def process_label(source: str, rank: int | None) -> str:
+    """Return a process in words: `rank 3`, `EngineCore`, `driver`, `process 25907`."""
+    if rank is not None:
+        return f"rank {rank}"
+    hooked = _HOOKED.fullmatch(source)
+    return f"process {hooked['pid']}" if hooked else source or "main process"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """One exception of one process, `traceback` whole and including its last line.
@@ -41,10 +53,8 @@ class Failure:
 
     @property
     def label(self) -> str:
-        """The process in words: `rank 3`, `EngineCore`, `driver`."""
-        if self.rank is not None:
-            return f"rank {self.rank}"
-        return self.source or "main process"
+        """The process in words; see `process_label`."""
+        return process_label(self.source, self.rank)
 
     @property
     def distance(self) -> int:

@@ -1,7 +1,7 @@
 """Name the cause of a failed run: from its exceptions first, from raw log lines where there are none.
 
 A cause is named only where the catalogue has an entry whose evidence is there; otherwise the answer is the first
-failure's own traceback and the words "unknown cause". Being silent is better than sending somebody the wrong way.
+failure itself: its exception and the place of it. Being silent is better than sending somebody the wrong way.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from controller.core.triage_host import KILLED, OOM_KILLED
 from controller.core.triage_time import failure_moment, is_around
 
 UNKNOWN = "unknown"
-
-UNKNOWN_FIX = "read the traceback, and the log around it"
 
 PARTLY_WHY = "only a parent's words are here: what its worker failed of was printed by the worker, earlier"
 PARTLY_FIX = (
@@ -284,9 +282,9 @@ def _result(
     context = [_quote(placed) for placed in lines if CONTEXT.search(placed.line.text)]
     return Triage(
         code=entry.code if entry else UNKNOWN,
-        what=entry.what.format(**words) if entry else "unknown cause",
+        what=entry.what.format(**words) if entry else _unmatched(first),
         why=entry.why.format(**words) if entry else PARTLY_WHY if partly else "",
-        fix=entry.fix.format(**words) if entry else PARTLY_FIX if partly else UNKNOWN_FIX,
+        fix=entry.fix.format(**words) if entry else PARTLY_FIX if partly else "",
         rank=rank,
         ranks=ranks,
         source=source,
@@ -297,6 +295,14 @@ def _result(
         others=tuple(others),
         traceback=first.traceback if first else "",
     )
+
+
+def _unmatched(failure: Failure | None) -> str:
+    """Return the words for what no entry knows, and the exception with its place."""
+    if failure is None:
+        return "unknown cause"
+    summary = failure.summary.partition("\n")[0][:QUOTE_LIMIT]
+    return f"unknown cause: {summary}" + (f", at {failure.where}" if failure.where else "")
 
 
 def _located(failure: Failure, match: re.Match[str] | None, lines: Sequence[PlacedLine]) -> list[Evidence]:

@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from controller.core.errors import CtlError, ExitCode, UsageError
 from controller.ui.clean import text
+from controller.ui.errors import print_error
 from controller.ui.formats import bytes_text
 from controller.ui.glyphs import glyphs_for
 from controller.ui.tables import FindingLike
@@ -26,27 +28,54 @@ KINDS = {
 }
 
 
-def print_side_by_side(console: Console, found: Mapping[str, Sequence[FindingLike]]) -> None:
-    """Print a row for each code and a column for each host: the worst level, with how many of it there are."""
+def print_side_by_side(
+    console: Console,
+    found: Mapping[str, Sequence[FindingLike]],
+    errors: Mapping[str, CtlError],
+    *,
+    order: Sequence[str],
+) -> None:
+    """Print a row for each code and a column for each host: the worst level, with how many of it there are.
+
+    The column of a host that was not looked at says why in its first row: nothing was found, which is not "in order".
+    """
     glyphs = glyphs_for(console.encoding)
     signs = {"ok": glyphs.ok, "warn": glyphs.warn, "fail": glyphs.fail}
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("check")
-    for host in found:
+    for host in order:
         table.add_column(text(host))
+    if errors:
+        looked = Text(f"{glyphs.ok} ok", style=STYLES["ok"])
+        words = {
+            host: Text(f"{glyphs.fail} {_unseen(error)}", style=STYLES["fail"]) for host, error in errors.items()
+        }
+        table.add_row("looked at", *(words.get(host, looked) for host in order))
     codes = dict.fromkeys(finding.code for findings in found.values() for finding in findings)
     for code in codes:
         cells = []
-        for findings in found.values():
-            levels = [str(finding.level) for finding in findings if finding.code == code]
+        for host in order:
+            levels = [str(finding.level) for finding in found.get(host, ()) if finding.code == code]
             if not levels:
-                cells.append(Text("-", style="dim"))
+                cells.append(Text("" if host in errors else "-", style="dim"))
                 continue
             worst = max(levels, key=LEVELS.index)
             count = levels.count(worst)
             cells.append(Text(f"{signs[worst]} {worst}" + (f" x{count}" if count > 1 else ""), style=STYLES[worst]))
         table.add_row(text(code), *cells)
     console.print(table)
+
+
+def print_unseen(console: Console, host: str, error: CtlError) -> None:
+    """Print why a host was not looked at, under its name."""
+    console.print(Text.assemble(("host ", "dim"), (text(host).plain, "bold")))
+    print_error(error, console)
+
+
+def _unseen(error: CtlError) -> str:
+    if isinstance(error, UsageError):
+        return "configuration"
+    return "unreachable" if error.exit_code is ExitCode.CONNECT else "not looked at"
 
 
 def print_took(console: Console, seconds: float, sections: Mapping[str, float]) -> None:

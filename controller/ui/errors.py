@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from controller.core.errors import CtlError
-from controller.core.tracebacks import Failure, FoldedFailure, fold, range_text
+from controller.core.tracebacks import Failure, FoldedFailure, fold, process_label, range_text
 from controller.core.triage_entry import is_told
 from controller.ui.clean import Encodable, clean, clean_block
 from controller.ui.glyphs import glyphs_for
@@ -46,13 +46,14 @@ def print_failures(
     nearest = min(roots or [each.first.distance for each in failures], default=0)
     for failure in failures:
         first = failure.first
-        where = f" at {clean(first.where)}" if first.where else ""
+        where = f", at {first.where}" if first.where else ""
         if first.distance > nearest or (is_told(first) and (roots or named)):
             line = Text.assemble(("  then ", "dim"), (clean(first.label), "bold"), ": ", clean(first.summary))
             _write(target, line)
             continue
-        _write(target, _head(f"{first.label}: {first.summary}", target))
-        _write(target, _indented(first.traceback.rstrip() or f"no traceback was recorded{where}"))
+        headline, *rest = first.summary.split("\n")
+        _write(target, _head("\n".join([f"{first.label}: {headline}{where}", *rest]), target))
+        _write(target, _indented(first.traceback.rstrip() or "no traceback was recorded"))
         if failure.same_text:
             _write(target, Text(f"  {clean(failure.same_text)}", style="bold"))
         for other in failure.different_messages:
@@ -99,7 +100,8 @@ def print_triage(
 ) -> None:
     """Print a record of `core.triage`: the cause, the lines that show it with their places, and what to do."""
     target = _target(console)
-    where = f"rank {cause['rank']}" if cause.get("rank") is not None else str(cause.get("source") or "")
+    rank, source = cause.get("rank"), str(cause.get("source") or "")
+    where = process_label(source, rank) if source or rank is not None else ""
     ranks = list(cause.get("ranks") or ())
     where += f" (same on ranks {range_text(ranks)})" if len(ranks) > 1 else ""
     what = ("cause: " if cause["known"] else "") + str(cause["what"]) + (f", first on {where}" if where else "")
@@ -119,16 +121,30 @@ def print_triage(
         _write(target, Text(f"  code: {clean(cause['code'])}", style="dim"))
 
 
+def print_unknown(cause: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print after an exception that no cause is known of it, where in the log it stands, and what may be missing."""
+    target = _target(console)
+    quote = next((quote for quote in cause.get("evidence") or () if quote["line"]), None)
+    place = f"; in the log: {quote['segment']}:{quote['line']}" if quote is not None else ""
+    _write(target, Text.assemble(("  unknown cause", "bold"), clean(place)))
+    if cause.get("why"):
+        _write(target, _indented(str(cause["why"])))
+    if cause.get("fix"):
+        _write(target, Text.assemble(("  hint: ", "bold cyan"), _continued(str(cause["fix"]))))
+
+
 def _failures(problem: Mapping[str, Any]) -> list[Failure]:
-    """Return one failure for each rank that a problem names; None is the driver."""
+    """Return one failure for each rank that a problem names; None is a process without one."""
     exc_type, _, message = str(problem.get("what", "")).partition(": ")
     return [
         Failure(
-            source="driver" if rank is None else f"rank-{rank}",
+            # Problems of earlier payloads do not name their writer; the driver's were the most.
+            source=str(problem.get("writer", "driver")) if rank is None else f"rank-{rank}",
             rank=rank,
             exc_type=exc_type,
             message=message,
             traceback=str(problem["traceback"]),
+            where=str(problem.get("where") or ""),
         )
         for rank in problem.get("ranks") or [problem.get("rank")]
     ]

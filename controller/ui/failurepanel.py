@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from controller.core.runview import RunView
+from controller.core.runview import RunView, Status
 from controller.core.tracebacks import FoldedFailure
 from controller.ui.clean import clean, clean_block
 from controller.ui.formats import plural
@@ -16,6 +16,9 @@ from controller.ui.glyphs import Glyphs
 
 MESSAGES = 3
 """Warnings shown at a time; all are in the run folder."""
+
+UNTIL_CLEARED = ("output-clear", "output-quarantine")
+"""Findings that say what will become of an output: past once it has been cleared."""
 
 CAUSE_LINES = 4
 """Of why, and of the remedy each."""
@@ -25,9 +28,15 @@ HEADS = 3
 
 
 def message_lines(view: RunView, glyphs: Glyphs) -> list[Text]:
-    """Findings that are not ok and warnings, failures first, then the latest."""
-    found = [(finding.level, finding.what, finding.fix) for finding in view.findings if finding.level != "ok"]
+    """Findings that are not ok and warnings, failures first, then the latest; what is said twice stands once."""
+    cleared = any(step.name == "clear" and step.status is Status.DONE for step in view.steps)
+    found = [
+        (finding.level, finding.what, finding.fix)
+        for finding in view.findings
+        if finding.level != "ok" and not (cleared and finding.code in UNTIL_CLEARED)
+    ]
     found += [("warn", notice.text, "") for notice in view.notices if notice.level == "warn"]
+    found = list(dict.fromkeys(found))
     found.sort(key=lambda each: each[0] != "fail")
     fails = [each for each in found if each[0] == "fail"]
     warnings = [each for each in found if each[0] != "fail"]
@@ -47,8 +56,8 @@ def cause_lines(cause: Mapping[str, Any] | None, width: int, glyphs: Glyphs) -> 
     """Return the cause as triage names it: what, why, and what to do."""
     if cause is None:
         return []
-    word = "cause" if cause.get("known") else "cause not known"
-    lines = [Text.assemble((f" {glyphs.fail} {word}: ", "bold red"), (clean(cause.get("what", "")), "bold"))]
+    word = "cause: " if cause.get("known") else ""
+    lines = [Text.assemble((f" {glyphs.fail} {word}", "bold red"), (clean(cause.get("what", "")), "bold"))]
     lines += _paragraph("", str(cause.get("why") or ""), width, "")
     lines += _paragraph("fix: ", str(cause.get("fix") or ""), width, "green")
     return lines

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 
-from controller.core.runview import EndView, RunView
+from controller.core.runview import EndView, RunView, Status
 
 UNKNOWN = "-"
 """Shown where a value is not known: one missing sensor never breaks a row."""
@@ -122,7 +122,14 @@ def state_text(view: RunView) -> str:
     """Return where a run stands, in words: its end if it has ended, else its state."""
     if view.end is not None:
         return end_text(view.end.end_reason)
+    if given_up(view):
+        return "refused" if view.stages[-1].name in ("preflight", "confirm") else "not launched"
     return state_word(view.state)
+
+
+def given_up(view: RunView) -> bool:
+    """Whether the last that was done here failed before any host had the run."""
+    return not view.state and bool(view.stages) and view.stages[-1].status is Status.FAILED
 
 
 def state_word(state: str) -> str:

@@ -89,7 +89,7 @@ def _board(
         top += work_line(shot, width, glyphs)
     work = [*progress, *quiet_line(shot)]
     messages = message_lines(view, glyphs)
-    cause = cause_lines(shot.cause, width, glyphs)
+    cause = cause_lines(shot.cause, width, glyphs) if not shot.failures or (shot.cause or {}).get("known") else []
     room = height - len(top) - len(work) - len(messages) - len(cause)
     space = max(LOG_MIN, room - LOG_MIN) // (1 if view.end else 2)
     failures = [*cause, *failure_lines(shot.failures, width, space, glyphs, keys=keys)]

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from controller.core.runview import Contact, RunView
 from controller.ui.clean import clean
-from controller.ui.formats import duration_text, gpus_clean_text, state_text
+from controller.ui.formats import duration_text, given_up, gpus_clean_text, state_text
 from controller.ui.glyphs import Glyphs
 from controller.ui.layout import spread
 
@@ -43,4 +43,6 @@ def sign_of(view: RunView, glyphs: Glyphs) -> tuple[str, str]:
     """Return the sign of a run's state and its colour."""
     if view.end is not None:
         return (glyphs.ok, "green") if view.end.end_reason == "succeeded" else (glyphs.fail, "red")
+    if given_up(view):
+        return glyphs.fail, "red"
     return glyphs.dot, "yellow" if view.state in ("orphaned", "lost") else "cyan"

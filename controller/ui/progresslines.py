@@ -100,7 +100,9 @@ def _figures(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs, 
 
 
 def _disk(view: RunView, glyphs: Glyphs, *, short: bool) -> Text:
-    still, full = _still_to_write(view), view.disk_full_s
+    still = _still_to_write(view)
+    # With nothing to come, or with no way of knowing what is, the rate of the past foretells nothing.
+    full = view.disk_full_s if still or (view.progress and view.progress.total is None) else None
     parts = [f"{'too little room: ' if short else ''}{bytes_text(view.disk_free)} left"]
     if still is not None:
         parts.append(f"{bytes_text(still)} still to write")
@@ -112,11 +114,11 @@ def _disk(view: RunView, glyphs: Glyphs, *, short: bool) -> Text:
 
 
 def _still_to_write(view: RunView) -> float | None:
-    """Bytes of the samples that are not done yet, if they are like those that are."""
+    """Bytes of the samples that are not done yet, if they are like those that are; None if none are, or unknown."""
     progress = view.progress
-    if progress is None or progress.total is None or not progress.done:
+    if progress is None or progress.total is None or not progress.done or not progress.bytes:
         return None
-    return max(0, progress.total - progress.done) * progress.bytes / progress.done
+    return max(0, progress.total - progress.done) * progress.bytes / progress.done or None
 
 
 def _disk_too_small(view: RunView) -> bool:

@@ -11,11 +11,20 @@ from typing import Any
 
 from controller.core.figures import Lengths, Manifest, NormMap
 from controller.core.ledger import Fate
-from controller.core.runview import RunView
+from controller.core.runview import ProgressView, RunView
 from controller.core.timelines import Gauges, Rates, Span
 from controller.core.tracebacks import range_text
 from controller.ui import report_charts as charts
-from controller.ui.formats import UNKNOWN, clock_text, count_text, duration_text, end_text, state_text, state_word
+from controller.ui.formats import (
+    UNKNOWN,
+    amount_text,
+    clock_text,
+    count_text,
+    duration_text,
+    end_text,
+    state_text,
+    state_word,
+)
 from controller.ui.markup import Markup, block, escape, facts, join, table, tag
 from controller.ui.report_style import POLICY, STYLE
 from controller.ui.tables import summary_rows
@@ -43,6 +52,8 @@ class Report:
     """Where stages end that had not ended, on the axis of the spans."""
     gauges: Gauges | None = None
     rates: Rates | None = None
+    progress: Sequence[ProgressView] = ()
+    """Every report of the job, in order."""
     norms: NormMap | None = None
     lengths: Lengths | None = None
     manifest: Manifest | None = None
@@ -102,6 +113,7 @@ def _sections(report: Report) -> Iterator[tuple[str, str, Markup]]:
     yield "devices", "GPUs" if gpus else "CPU and memory", _devices(report)
     if report.rates is not None:
         yield "throughput", "Throughput", _figure(charts.throughput(report.rates), _rates_text(report.rates))
+    yield "progress", "Progress", _progress(report.progress)
     yield "norms", "Norms", _norms(report)
     if report.lengths is not None:
         caption = f"Each bar holds samples of {report.lengths.width} lengths."
@@ -118,8 +130,10 @@ def _figure(chart: Markup, caption: str = "") -> Markup:
 
 def _problems(report: Report) -> Markup:
     """The cause first, then each problem with its whole traceback."""
-    parts = [_triage(report.triage)] if report.triage else []
     problems = (report.summary or {}).get("problems") or []
+    told = any(problem.get("traceback") for problem in problems)
+    # A cause that is not known is the exception itself, which the problems may tell already.
+    parts = [_triage(report.triage)] if report.triage and not (told and not report.triage.get("known")) else []
     parts += [_problem(problem, first=number == 0) for number, problem in enumerate(problems)]
     if not problems and not report.triage:
         parts += [
@@ -171,7 +185,28 @@ def _devices(report: Report) -> Markup:
     if report.gauges is None:
         return Markup()
     started = f"From {clock_text(report.gauges.start)} on, this workstation's time of day."
-    return join([_figure(charts.utilisation(report.gauges)), _figure(charts.memory(report.gauges), started)])
+    drawn = [
+        draw(report.gauges)
+        for draw, known in (
+            (charts.utilisation, any(charts.known(gauge.util) for gauge in report.gauges.devices)),
+            (charts.memory, any(charts.known(gauge.memory) for gauge in report.gauges.devices)),
+        )
+        if known
+    ]
+    return join(_figure(chart, started if chart is drawn[-1] else "") for chart in drawn)
+
+
+def _progress(reports: Sequence[ProgressView]) -> Markup:
+    """What a command said of where it is: its count, and each value at the first and the last report that has it."""
+    if not reports or reports[-1].has_tokens:
+        return Markup()
+    last = reports[-1]
+    of = "" if last.total is None else f" of {amount_text(last.total, last.unit)}"
+    rows = [[last.unit, amount_text(reports[0].done, last.unit), amount_text(last.done, last.unit) + of]]
+    for name in dict.fromkeys(name for each in reports for name in each.values):
+        told = [each.values[name] for each in reports if name in each.values]
+        rows.append([name, str(told[0]), str(told[-1])])
+    return table(("what", "first", "last"), rows, "numbers")
 
 
 def _rates_text(rates: Rates) -> str:

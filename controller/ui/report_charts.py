@@ -91,7 +91,7 @@ def _bar_label(axes: Axes, words: str, begin: float, end: float, place: int, las
 
 def utilisation(gauges: Gauges) -> Markup:
     """Draw the percent of each device, on a scale of 0 to 100."""
-    means = [sum(known) / len(known) for gauge in gauges.devices if (known := _known(gauge.util))]
+    means = [sum(values) / len(values) for gauge in gauges.devices if (values := known(gauge.util))]
     words = (
         f"{plural(len(gauges.devices), 'device')}; mean utilisation {', '.join(f'{mean:.0f} %' for mean in means)}"
     )
@@ -102,10 +102,10 @@ def utilisation(gauges: Gauges) -> Markup:
 
 def memory(gauges: Gauges) -> Markup:
     """Draw the memory used by each device, on a scale from nothing to what the largest has."""
-    peaks = [bytes_text(max(known)) for gauge in gauges.devices if (known := _known(gauge.memory))]
+    peaks = [bytes_text(max(values)) for gauge in gauges.devices if (values := known(gauge.memory))]
     words = f"{plural(len(gauges.devices), 'device')}; at most {', '.join(peaks)} in use"
     totals = [gauge.memory_total for gauge in gauges.devices if gauge.memory_total]
-    top = max(totals, default=max((value for gauge in gauges.devices for value in _known(gauge.memory)), default=1.0))
+    top = max(totals, default=max((value for gauge in gauges.devices for value in known(gauge.memory)), default=1.0))
     return _device_lines(gauges, "memory", "Memory in use", words, lambda gauge: gauge.memory, top, bytes_text)
 
 
@@ -277,7 +277,8 @@ def _colour(value: float | None, colours: Any, scale: Any) -> tuple[float, float
     return tuple(colours(scale(max(value, scale.vmin))))
 
 
-def _known(values: Sequence[float | None]) -> list[float]:
+def known(values: Sequence[float | None]) -> list[float]:
+    """Return the values that were measured."""
     return [value for value in values if value is not None]
 
 

@@ -112,11 +112,14 @@ def _stage(stage: StageView, now: float | None, spin: str, glyphs: Glyphs) -> Te
     glyph = sign[stage.status]
     seconds = stage.seconds
     running = stage.status is Status.STARTED
+    style = _GLYPH_STYLES[stage.status]
     if running and now is None:
-        glyph = glyphs.skip  # the run has ended: nothing turns any more
+        # The run has ended: nothing turns any more, and a stop has come to what it was for.
+        over = Status.DONE if stage.name == "stop" else Status.SKIPPED
+        glyph, style = sign[over], _GLYPH_STYLES[over]
     elif running and now is not None and stage.started is not None:
         seconds = now - stage.started
-    part = Text.assemble((glyph, _GLYPH_STYLES[stage.status]), " ", (clean(stage.name), _STYLES[stage.status]))
+    part = Text.assemble((glyph, style), " ", (clean(stage.name), _STYLES[stage.status]))
     if seconds is not None:
         part.append(" " + duration_text(seconds, running=running), style="" if running else "dim")
     return part

@@ -307,7 +307,8 @@ def _changes(before: RunView, view: RunView) -> list[str]:
     if view.end is not None and before.end is None:
         if view.progress is not None:
             lines.append(progress_line(view))
-        message = f": {clean(view.end.message)}" if view.end.message else ""
+        told = any(stage.text == view.end.message for stage in view.steps)  # by the step that failed
+        message = f": {clean(view.end.message)}" if view.end.message and not told else ""
         lines.append(
             f"run {clean(view.run)} {clean(end_text(view.end.end_reason))}{message}; {gpus_clean_text(view.end)}"
         )

@@ -62,7 +62,7 @@ def print_findings(console: Console, host: str, findings: Sequence[FindingLike])
     glyphs = glyphs_for(console.encoding)
     _print(console, Text.assemble(("host ", "dim"), (clean(host), "bold")))
     for finding in findings:
-        sign, style = _sign(finding.level, glyphs)
+        sign, style = sign_of(finding.level, glyphs)
         _print(
             console, _hanging(Text(sign, style=style), text(finding.what, "" if finding.level == "ok" else "bold"))
         )
@@ -128,7 +128,7 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     """Print a run's summary.json: how it ended, what was written, the proof for each state, where the time went."""
     glyphs = glyphs_for(console.encoding)
     succeeded = summary.get("end_reason") == "succeeded"
-    sign, style = _sign("ok" if succeeded else "fail", glyphs)
+    sign, style = sign_of("ok" if succeeded else "fail", glyphs)
     hosts = ", ".join(clean(host) for host in summary.get("hosts") or ())
     _print(
         console,
@@ -148,22 +148,6 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
         print_groups(console, summary["survey"])
     if summary.get("states"):
         _print(console, Padding(_states(summary["states"]), (1, 0, 1, 2)))
-
-
-def print_stop(console: Console, record: Mapping[str, Any]) -> None:
-    """Print what `ctl stop` did, and what is left."""
-    glyphs = glyphs_for(console.encoding)
-    leftovers = list(record.get("leftovers") or ())
-    clean_end = record.get("gpus_clean") is True and not leftovers
-    sign, style = _sign("ok" if clean_end else "warn", glyphs)
-    words = end_text(str(record["end_reason"])) if record.get("end_reason") else state_word(str(record.get("state")))
-    _print(console, Text.assemble((sign, style), " run ", (clean(record.get("run_id")), "bold"), f": {clean(words)}"))
-    parts = [clean(record.get("message") or ""), clean_text(record.get("gpus_clean"))]
-    if record.get("killed"):
-        parts.append(f"killed by force: {len(record['killed'])}")
-    _print(console, Text("  " + "; ".join(part for part in parts if part)))
-    for leftover in leftovers:
-        _print(console, Text.assemble(("  left: ", "yellow"), clean(inline_text(leftover))))
 
 
 def print_ps(console: Console, host: str, listed: Mapping[str, Any], *, now: float | None = None) -> None:
@@ -226,8 +210,12 @@ def print_config(console: Console, document: Mapping[str, Any]) -> None:
         _print(console, Text.assemble((f"{file['layer']:<8}", "dim"), text(file["path"]), (found, "dim")))
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name, value in document["values"].items():
-        grid.add_row(text(name, "bold"), text(inline_text(value["value"])), text(value["origin"], "dim"))
+        grid.add_row(text(name, "bold"), text(_config_text(value["value"])), text(value["origin"], "dim"))
     _print(console, grid)
+
+
+def _config_text(value: object) -> str:
+    return UNKNOWN if value is None else inline_text(value)
 
 
 def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
@@ -275,7 +263,8 @@ def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     yield from _proof_rows(summary)
     cause = summary.get("triage")
     if isinstance(cause, Mapping):
-        yield "cause", text(f"{cause.get('what')} ({cause.get('code')})", "bold red")
+        code = f" ({cause.get('code')})" if cause.get("known") else ""
+        yield "cause", text(f"{cause.get('what')}{code}", "bold red")
     timings = {name.removesuffix("_s"): value for name, value in (summary.get("timings") or {}).items()}
     if timings:
         yield "time", Text(", ".join(f"{clean(name)} {duration_text(value)}" for name, value in timings.items()))
@@ -364,7 +353,8 @@ def _age(run: Mapping[str, Any], now: float) -> str:
         return UNKNOWN
 
 
-def _sign(level: str, glyphs: Glyphs) -> tuple[str, str]:
+def sign_of(level: str, glyphs: Glyphs) -> tuple[str, str]:
+    """Return the sign of a finding's level, and its style."""
     signs = {"ok": (glyphs.ok, "green"), "warn": (glyphs.warn, "bold yellow"), "fail": (glyphs.fail, "bold red")}
     return signs.get(level, (glyphs.dot, ""))
 

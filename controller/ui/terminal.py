@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import IO, Any, TextIO, cast
 
 from rich.console import Console
 from rich.text import Text
@@ -14,18 +15,41 @@ from rich.text import Text
 from controller.core.errors import RefusedError
 from controller.ui.clean import clean_block
 
-PIPE_WIDTH = 200
-"""Columns where stdout is no terminal: paths and argv should stay whole for grep."""
+PIPE_WIDTH = 8192
+"""Columns where there is no terminal, more than any value has: paths and argv stay whole for grep."""
 
 
 @cache
 def out_console() -> Console:
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return _console(sys.stdout)
 
 
 @cache
 def err_console() -> Console:
-    return Console(file=sys.stderr, highlight=False)
+    return _console(sys.stderr)
+
+
+def _console(stream: TextIO) -> Console:
+    if stream.isatty():
+        return Console(file=stream, highlight=False)
+    return Console(file=cast("IO[str]", Unpadded(stream)), highlight=False, width=PIPE_WIDTH)
+
+
+class Unpadded:
+    """A text stream whose lines end with their text: rich fills tables up with blanks, which a reader would keep."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(_PADDING.sub("", text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+_PADDING = re.compile(r" +(?=\n)")
 
 
 def can_ask() -> bool:

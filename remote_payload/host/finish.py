@@ -98,7 +98,7 @@ def clean_up(
         if problem:
             leftovers.append({"path": paths.pipe, "reason": problem})
     if baseline is not None:
-        leftovers += sweep_shm(baseline.shm, started)
+        leftovers += sweep_shm(baseline.shm, started, survivors=[each["pid"] for each in stopped.leftovers])
     oom_kills = None
     if cgroup is not None:
         oom_kills = cgroup.oom_kills()

@@ -10,6 +10,9 @@ from remote_payload.host.errors import ProtocolError
 RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
 """UTC date, UTC time, 24 random bits. Sorts by time, needs no quoting anywhere."""
 
+LEASE_FOLDER = "/run/lock/ctl"
+"""Of a host that sets no `lease_dir`, where it has a /run/lock that all users may write."""
+
 HASH = re.compile(r"[0-9a-f]{64}")
 
 OWNER_MARKER = ".ctl-owner.json"

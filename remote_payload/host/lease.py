@@ -17,6 +17,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from remote_payload.host.errors import HostError
+from remote_payload.host.layout import LEASE_FOLDER
 from remote_payload.host.liveness import Readings, boot_seconds, judge, read_readings, user_name
 from remote_payload.host.members import read_environ, runs_alive, snapshot
 from remote_payload.host.protocol import Liveness, ProcessIdentity
@@ -27,7 +28,6 @@ RECORD_SIZE = 4096
 RETRY_S = 1.0
 """A rival that tries for several GPUs and fails gives the first ones back within milliseconds."""
 
-DEFAULT_FOLDER = "/run/lock/ctl"
 FALLBACK_FOLDER = "/tmp/ctl-lease"  # noqa: S108 - shared between users on purpose; files are opened O_NOFOLLOW
 
 
@@ -76,7 +76,7 @@ def lease_folder(wanted: Optional[str], create: bool = True) -> str:
 
     Raises HostError if it is not safe to share, or cannot be used.
     """
-    folder = wanted or (DEFAULT_FOLDER if _is_shared(os.path.dirname(DEFAULT_FOLDER)) else FALLBACK_FOLDER)
+    folder = wanted or (LEASE_FOLDER if _is_shared(os.path.dirname(LEASE_FOLDER)) else FALLBACK_FOLDER)
     fix = "set lease_dir of this host in hosts.toml to a folder on a local disk that all users may write"
     try:
         if not create and not os.path.lexists(folder):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from remote_payload.host.children import CommandFailed
 from remote_payload.host.gpus import ComputeProcess, compute_processes, memory_used
@@ -62,19 +62,25 @@ def list_shm(folder: str = SHM) -> List[str]:
         return []
 
 
-def sweep_shm(before: List[str], since: float, folder: str = SHM) -> List[Dict[str, Any]]:
-    """Delete the shared memory that the run left; return {path, reason} of what had to stay.
+def sweep_shm(
+    before: List[str], since: float, folder: str = SHM, survivors: Sequence[int] = ()
+) -> List[Dict[str, Any]]:
+    """Delete the shared memory that the run left; return {path, reason, ours} of what had to stay.
+
+    `ours` is False for what belongs to another user or is used by a process that is none of the run's `survivors`:
+    no member of it lives, so that whoever has the file open now is somebody else.
 
     Deleted is only what was not there before, is ours, was created after `since` (Unix time), has a name of the
     libraries that run in a job, and is open or mapped in no process. If the clock was set back meanwhile, times say
     nothing, and the other signs have to do. What others made meanwhile is named and left.
     """
     found, kept = find_shm(before, since, folder)
-    return kept + _unlink(found)
+    others = [{**each, "ours": each.get("pid") in survivors} for each in kept]
+    return others + [{**each, "ours": True} for each in _unlink(found)]
 
 
 def find_shm(before: List[str], since: float, folder: str = SHM) -> Tuple[List[str], List[Dict[str, Any]]]:
-    """Return the paths that `sweep_shm` would delete, and {path, reason} of what has to stay."""
+    """Return the paths that `sweep_shm` would delete, and {path, reason, pid of a user} of what has to stay."""
     kept: List[Dict[str, Any]] = []
     clock_went_back = time.time() < since
     candidates: Dict[Tuple[int, int], str] = {}
@@ -114,7 +120,7 @@ def delete_shm(paths: List[str], folder: str = SHM) -> List[Dict[str, Any]]:
 def _unused(candidates: Dict[Tuple[int, int], str]) -> Tuple[List[str], List[Dict[str, Any]]]:
     used = files_in_use(set(candidates)) if candidates else {}
     kept = [
-        {"path": path, "reason": "in use by process %d" % used[key]}
+        {"path": path, "reason": "in use by process %d" % used[key], "pid": used[key]}
         for key, path in candidates.items()
         if key in used
     ]

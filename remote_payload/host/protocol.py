@@ -291,7 +291,7 @@ class Result(TypedDict):
     ended: str
     duration_s: float
     gpus_clean: Union[bool, str]  # True, False or "unknown"; measured after the end
-    leftovers: List[Dict[str, Any]]  # what could not be removed, with the reason
+    leftovers: List[Dict[str, Any]]  # what could not be removed, with the reason; `ours` False: other people's
     log_bytes: int  # of the segments that are there, with the hash over them in order
     log_sha256: str
     log_gap_bytes: int  # printed by the job and given up under the log cap; see LOG_GAPS

@@ -19,7 +19,7 @@ PHASE_TIMINGS = {"load": "load_s", "capture": "extract_s"}
 STEP_TIMINGS = {"rehearse": "rehearse_s"}
 
 FIXES = {
-    EndReason.JOB_FAILED: "read the first exception above, or the end of the log",
+    EndReason.JOB_FAILED: "read the end of its log with `ctl logs {run_id} --tail 50`",
     EndReason.JOB_SIGNALED: "look for an out-of-memory kill in the host's kernel log",
     EndReason.VERIFY_FAILED: "compare what is missing with the log; --stale resume keeps the files that are there",
     EndReason.LIMIT_EXCEEDED: "raise the limit in the playbook if the job was still working",
@@ -56,7 +56,11 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
     problems += verify.pop("problems", [])
     if reason not in (EndReason.SUCCEEDED, EndReason.STOPPED, EndReason.CANCELLED):
         extracting = reason is not EndReason.VERIFY_FAILED or plan["job"]["kind"] in ("extract", "convert")
-        fix = FIXES[reason] if extracting else "see what the verify step found, above; mend it and run again"
+        fix = (
+            FIXES[reason].format(run_id=plan["run_id"])
+            if extracting
+            else "see what the verify step found, above; mend it and run again"
+        )
         problems.append({"code": reason.value, "what": result["message"], "why": "", "fix": fix})
     if result["gpus_clean"] is False:
         problems.append(
@@ -113,6 +117,8 @@ def fold_exceptions(events: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
             "why": "raised in %s" % event["where"] if event.get("where") else "",
             "fix": "",
             "traceback": traceback,
+            "where": str(event.get("where") or ""),
+            "writer": str(event.get("writer") or ""),
             "rank": rank,
             "ranks": [rank],
         }

@@ -59,6 +59,11 @@ def test_record_says_that_ssh_decides_where_nothing_is_given() -> None:
     assert (record["address"], record["user"], record["port"]) == ("gpu1", "", 0)
 
 
+def test_the_folder_of_leases_is_shown_as_used_where_none_is_set() -> None:
+    assert config(source(HOST)).document()["values"]["hosts.gpu1.lease_dir"]["value"] == "/run/lock/ctl"
+    assert config(source(HOST)).host("gpu1").record()["lease_dir"] is None, "the host decides"
+
+
 def test_host_is_found_by_name_and_by_address() -> None:
     made = config(source(HOST))
     assert made.host("gpu1") == made.host("192.0.2.7")

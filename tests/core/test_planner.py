@@ -61,6 +61,8 @@ def plan(**sections: Any) -> Plan:
 def test_a_plan_waits_for_the_lease_only_if_asked_and_bounds_its_log_always() -> None:
     made = planner.make_command_plan(host(), ["true"], name="t", **GIVEN)
     assert made["job"]["limits"]["log_cap_bytes"] == 4 << 30
+    rows = [row for section in describe(made, playbook())["sections"] for row in section["rows"]]
+    assert {row[0]: row[1] for row in rows}["log_cap"] == "4 GiB"
     assert "wait_for_lease" not in made["job"]["limits"]
     assert planner.with_queue(made)["job"]["limits"]["wait_for_lease"] is True
     assert "wait_for_lease" not in made["job"]["limits"], "the given plan is not changed"

@@ -30,7 +30,8 @@ def test_a_healthy_run() -> None:
     assert view.progress is not None
     assert view.progress.fraction == pytest.approx(0.412)
     assert view.tokens_per_s == pytest.approx(412 * 730 / 56)
-    assert view.tokens_per_s_overall == view.tokens_per_s
+    # Since capturing began, a moment before the first report; drain and the last canary are told apart at the end.
+    assert view.tokens_per_s_overall == pytest.approx(412 * 730 / 56.1)
     assert view.eta_s == pytest.approx(588 / (412 / 56))
     assert len(view.samples[-1].gpus) == 8
     assert view.elapsed_s(START + 700) == 700
@@ -123,6 +124,21 @@ def test_the_momentary_rate_follows_a_change_within_a_minute() -> None:
     view = view_of(add.events)
     assert view.tokens_per_s == 0.0
     assert view.tokens_per_s_overall == pytest.approx(10_000 / 190)
+
+
+def test_the_overall_rate_is_that_of_the_summary() -> None:
+    """Tokens since the first report over capture and drain alone: kept samples and canaries are not in it."""
+    add = Script()
+    counts = {"total": 8, "bytes": 0, "skipped": 0, "failed": 0}
+    add(0.0, "driver", "progress", done=4, tokens=5_000, **counts)
+    for name, begin, seconds in (("capture", 0.1, 20.0), ("drain", 20.1, 5.0), ("canary-end", 25.1, 75.0)):
+        add(begin, "driver", "phase", name=name, status="started")
+        if name == "capture":
+            add(10.1, "driver", "progress", done=6, tokens=5_500, **counts)
+            assert view_of(add.events).tokens_per_s_overall == pytest.approx(500 / 10)
+        add(begin + seconds, "driver", "phase", name=name, status="done", seconds=seconds)
+    add(100.2, "driver", "progress", done=8, tokens=6_000, **counts)
+    assert view_of(add.events).tokens_per_s_overall == pytest.approx(1_000 / 25)
 
 
 def test_a_stage_that_is_started_again_is_a_new_entry() -> None:

@@ -36,6 +36,17 @@ def test_without_times_in_the_ledger_the_reports_of_progress_tell_the_total() ->
     assert found.by_rank == {}
     assert sum(found.total) * found.step_s == 300
     assert rates([], []) is None
+    assert rates([], [report(10.0, 0), report(12.0, 0)]) is None, "a command that counts no tokens has no throughput"
+
+
+def test_what_is_done_here_after_the_end_is_no_part_of_the_run() -> None:
+    ours = tuple(
+        StageView(name=name, status=Status.DONE, started=t, seconds=1.0)
+        for name, t in (("launch", 100.0), ("watch", 101.0), ("connect", 900.0), ("stop", 901.0))
+    )
+    theirs = (StageView(name="command", status=Status.DONE, started=101.0, seconds=9.0),)
+    found = spans(RunView(stages=ours, steps=theirs, ended=110.0))
+    assert [span.name for span in found] == ["launch", "watch", "command"]
 
 
 def test_stages_of_both_clocks_share_an_axis() -> None:

@@ -110,7 +110,7 @@ def test_an_excerpt_of_a_public_thread(name: str) -> None:
     assert found.code == THREADS[name]
     assert found.known is (found.code != "unknown")
     if not found.known:
-        assert found.what == "unknown cause"
+        assert found.what.startswith(f"unknown cause: {found.exception.partition(chr(10))[0]}")
         assert found.traceback.startswith("Traceback")
     page = (DATA.parents[1] / "docs" / "triage.md").read_text()
     assert f"`{name}.log`" in page
@@ -207,7 +207,8 @@ def test_an_unknown_failure_is_shown_and_not_explained() -> None:
     log = "".join(f"(Worker_TP2 pid=7) {line}\n" for line in lines).encode()
     found = triage(place_lines([("log", log)]))
     assert found is not None
-    assert (found.code, found.known, found.what, found.why) == ("unknown", False, "unknown cause", "")
+    what = "unknown cause: ValueError: nobody has seen this, at /w.py:1 in a"
+    assert (found.code, found.known, found.what, found.why, found.fix) == ("unknown", False, what, "", "")
     assert (found.rank, found.exception) == (2, "ValueError: nobody has seen this")
     assert [(quote.segment, quote.line) for quote in found.evidence] == [("log", 3)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -29,6 +30,18 @@ def test_run_streams_any_command_and_repeats_its_exit_code(project: Project) -> 
     assert (summary["kind"], summary["end_reason"], summary["gpus_clean"]) == ("command", "job-failed", True)
 
 
+def test_a_script_that_raises_is_told_once_and_its_exception_is_the_headline(project: Project) -> None:
+    code = "def f():\n    raise ValueError('bad shape')\nf()"
+    done = project.ctl("run", "--host", "demo", "--tracebacks", "-qq", "--", "python3", "-c", code)
+    assert done.returncode == 100
+    headline, *rest = done.stderr.splitlines()
+    assert re.fullmatch(r"✗ process \d+: ValueError: bad shape, at <string>:2 in f", headline)
+    assert [line for line in rest if "Traceback" in line] == ["  Traceback (most recent call last):"]
+    assert done.stderr.count("command exited with code 1") == 1
+    assert "unknown" not in done.stderr
+    assert "driver" not in done.stderr
+
+
 def test_a_failed_run_names_its_cause_with_the_place_in_its_log(project: Project) -> None:
     log = Path(__file__).parents[1] / "data" / "vllm-logs" / "h200-0.24-load-keyerror.log"
     done = project.ctl("run", "--host", "demo", "--", "sh", "-c", f"cat {log}; exit 1")
@@ -47,6 +60,9 @@ def test_a_failed_run_names_its_cause_with_the_place_in_its_log(project: Project
     assert shown.stdout in log.read_text()
     assert "000001.log:86" in shown.stderr
     assert project.ctl("logs", "--last", "--problem", "--follow").returncode == 2
+    nobody = project.ctl("logs", "--last", "--rank", "77")
+    assert (nobody.returncode, nobody.stdout) == (0, "")
+    assert f"no line of rank 77 in the log of {document['run_id']}: it " in nobody.stderr
 
 
 def test_arguments_reach_the_command_as_they_are(project: Project) -> None:

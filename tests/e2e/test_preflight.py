@@ -28,6 +28,7 @@ def hosts(project: Project) -> Any:
         "demo": demo,
         "other": {**demo, "python": "/nowhere/bin/python"},
         "gone": {**demo, "address": "127.0.0.1"},
+        "roots": {**demo, "output_roots": ["/elsewhere"]},
     }
     tables["gone"].update(port=1, transport="openssh")
     path = project.root / "several.toml"
@@ -63,13 +64,26 @@ def test_hosts_are_looked_at_side_by_side(project: Project, hosts: dict[str, str
     assert row.split()[1:] == ["-", "✗", "fail"]
     assert "looked at in" in shown.stdout
 
-    words = ("preflight", "--host", "demo", "--host", "gone", "--playbook", "demo", "--json")
-    half = project.ctl(*words, **hosts)
+
+def test_a_host_that_cannot_be_looked_at_stands_beside_those_that_can(
+    project: Project, hosts: dict[str, str]
+) -> None:
+    named = [word for host in ("demo", "gone", "roots", "demo") for word in ("--host", host)]
+    words = ("preflight", *named, "--playbook", "demo", "--stale", "clear")
+    half = project.ctl(*words, "--json", **hosts)
     assert half.returncode == 4, half.stderr
-    demo, gone = json.loads(half.stdout)["hosts"]
+    demo, gone, roots = json.loads(half.stdout)["hosts"]
     assert demo["findings"]
     assert (gone["ok"], "findings" in gone) == (False, False)
     assert gone["error"]["what"]
+    assert "output" in roots["error"]["what"]
+
+    shown = project.ctl(*words, **hosts).stdout.splitlines()
+    assert shown[0].split() == ["check", "demo", "gone", "roots"]
+    assert shown[1].split() == ["looked", "at", "✓", "ok", "✗", "unreachable", "✗", "configuration"]
+    for name, error in (("gone", gone["error"]), ("roots", roots["error"])):
+        heading = shown.index(f"host {name}")
+        assert shown[heading + 1] == f"✗ {error['what']}"
 
 
 def test_an_unknown_engine_argument_is_found_before_the_load(project: Project) -> None:

@@ -111,6 +111,9 @@ def test_only_fresh_unused_library_segments_of_ours_are_swept(tmp_path: Path) ->
             ("psm_open", f"in use by process {user.pid}"),
             ("psm_mapped", f"in use by process {user.pid}"),
         }
+        assert [item["ours"] for item in kept] == [False, False], "no process of the run lives: it is somebody else's"
+        alive = sweep_shm(["psm_old"], since, str(tmp_path), survivors=[user.pid])
+        assert [item["ours"] for item in alive] == [True, True]
         user.communicate()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["notes.txt", "psm_mapped", "psm_old", "psm_open"]
     assert sweep_shm([], time.time(), str(tmp_path)) == []

@@ -160,6 +160,52 @@ def test_the_disk_says_when_it_is_full_and_warns_before_it_is_too_late() -> None
     assert "too little room: 9.00 GiB left · 22.9 GiB still" in "\n".join(screen(view_of(add.events), b"", 60, 20))
 
 
+def test_the_disk_foretells_nothing_where_nothing_is_to_come_or_nobody_knows() -> None:
+    sizes = {"cpu_percent": 1.0, "memory_used": 1, "memory_total": 2, "disk_total": 1 << 40, "disk_free": 900 << 30}
+    for unit, amount in (("samples", 1 << 30), ("steps", 0)):  # all written; a command, which tells no bytes
+        add = started()
+        for second, done in enumerate((60, 64)):
+            add(
+                600.0 + second, "driver", "progress", done=done, total=64, tokens=0, bytes=amount * done, skipped=0,
+                failed=0, unit=unit,
+            )  # fmt: skip
+        add(602.0, "supervisor", "sample", gpus=[], **sizes)
+        (line,) = [line for line in screen(view_of(add.events), b"", 100, 30) if line.startswith(" disk")]
+        assert line == " disk    900 GiB left"
+
+
+def test_a_refused_preflight_does_not_look_like_a_start() -> None:
+    add = Script()
+    add(0.0, "controller", "stage", name="preflight", status="started")
+    assert "preparing" in screen(view_of(add.events), b"", 100, 30)[0]
+    add(1.0, "controller", "stage", name="preflight", status="failed", text="1 of 12 checks failed")
+    assert screen(view_of(add.events), b"", 100, 30)[0].startswith(" ✗ refused")
+    add(2.0, "controller", "stage", name="connect", status="failed")
+    assert screen(view_of(add.events), b"", 100, 30)[0].startswith(" ✗ not launched")
+
+
+def test_a_stop_that_ended_the_run_is_done_on_its_last_frame() -> None:
+    add = healthy()
+    add(700.0, "controller", "stage", name="stop", status="started")
+    end = {"end_reason": "stopped", "exit_code": None, "signal": None, "message": "", "gpus_clean": True}
+    add(705.0, "supervisor", "end", **end)
+    (row,) = [line for line in screen(view_of(add.events), b"", 133, 30) if line.startswith(" ctl ")]
+    assert "✓ stop" in row
+
+
+def test_messages_stand_once_and_go_when_they_are_past() -> None:
+    add = Script()
+    add(0.0, "controller", "finding", level="warn", code="output-clear", what="3 entries in /out will be deleted")
+    for t in (1.0, 60.0):
+        add(t, "driver", "notice", level="warn", code="canary", text="no prompt could be cut")
+    text = "\n".join(screen(view_of(add.events), b"", 100, 30))
+    assert (text.count("no prompt could be cut"), text.count("will be deleted")) == (1, 1)
+    add(61.0, "supervisor", "step", name="clear", status="started")
+    assert "will be deleted" in "\n".join(screen(view_of(add.events), b"", 100, 30))
+    add(62.0, "supervisor", "step", name="clear", status="done", seconds=1.0)
+    assert "will be deleted" not in "\n".join(screen(view_of(add.events), b"", 100, 30))
+
+
 def test_the_log_shows_a_rank_a_filter_or_a_place() -> None:
     def log(**state: Any) -> list[str]:
         lines = screen(LOADED["running"], LOG, 100, 40, state=UiState(**state))

@@ -19,6 +19,7 @@ from support.recorded import START
 
 from controller.core.errors import UsageError
 from controller.known import gpu_ranks, known_of, usual_seconds
+from controller.logreader import LogReader
 from controller.replay import Player, load, parse_at
 from controller.runfolder import RunFolder
 from controller.ui.live import LiveView
@@ -134,7 +135,7 @@ def test_places_in_a_run(given: str, seconds: float) -> None:
 
 
 def test_a_place_that_is_none_is_a_usage_error() -> None:
-    for given in ("soon", "-5", "5 parsecs", ""):
+    for given in ("soon", "-5", "5 parsecs", "", "200%"):
         with pytest.raises(UsageError, match="no place in a run"):
             parse_at(given, 1000.0)
 
@@ -180,6 +181,10 @@ def test_without_a_terminal_a_replay_is_plain_lines_of_then(tmp_path: Path) -> N
     lines = done.stderr.splitlines()
     assert lines[0] == "00:53:20  connect started"
     assert "01:03:05  job: load done in 8 min 32 s: Kimi-K2.5, TP=8" in lines
+    log = LogReader(folder("finished"))
+    printed = [line.rstrip(b"\n").decode() for _, line in (*log.lines(), *log.unfinished()) if b"\r" not in line]
+    assert printed
+    assert {line.partition("  | ")[2] for line in lines if "  | " in line} >= set(printed)
     assert lines[-2].startswith("01:06:14  run 20261129-184150-a1b2c3 succeeded")
     missing = ctl("no-such-run")
     assert missing.returncode == 2

@@ -11,6 +11,7 @@ from support.recorded import RUN, failing, view_of
 from controller.core.errors import HostKeyError
 from controller.core.runview import FindingView
 from controller.ui.errors import print_error, print_failures, print_problems
+from controller.ui.stopped import print_stop
 from controller.ui.tables import (
     print_clear_list,
     print_config,
@@ -18,7 +19,6 @@ from controller.ui.tables import (
     print_hosts,
     print_intention,
     print_ps,
-    print_stop,
     print_summary,
 )
 
@@ -264,14 +264,39 @@ def test_each_configured_value_is_shown_with_its_origin() -> None:
 def test_a_stop_names_what_is_left() -> None:
     paper = Paper()
     record = {"run_id": RUN, "state": "finished", "end_reason": "stopped", "gpus_clean": False, "killed": [1, 2]}
-    print_stop(
-        paper.console, {**record, "leftovers": [{"path": "/dev/shm/x", "why": "busy"}], "message": "after TERM"}
-    )
+    left = [
+        {"path": "/dev/shm/x", "reason": "busy", "ours": True},
+        {"pid": 7, "comm": "python", "reason": "lives on"},
+    ]
+    print_stop(paper.console, {**record, "leftovers": left, "message": "after TERM"})
     assert paper.lines == [
         f"! run {RUN}: stopped on request",
         "  after TERM; host is not clean yet; killed by force: 2",
-        "  left: path /dev/shm/x, why busy",
+        "  left: /dev/shm/x (busy)",
+        "  left: 7 python (lives on)",
     ]
+    paper = Paper()
+    print_stop(paper.console, {**record, "gpus_clean": True, "leftovers": left[:1], "message": "", "killed": []})
+    assert paper.lines[1:] == ["  no process is left", "  left: /dev/shm/x (busy)"]
+
+
+def test_what_other_people_have_on_the_host_is_not_said_to_be_left() -> None:
+    paper = Paper()
+    others = {"path": "/dev/shm/psm_1", "reason": "in use by process 22222", "pid": 22222, "ours": False}
+    record = {"run_id": RUN, "state": "finished", "gpus_clean": True, "leftovers": [others]}
+    print_stop(paper.console, {**record, "end_reason": "stopped", "message": "stopped on request"})
+    assert paper.lines == [
+        f"✓ run {RUN}: stopped on request",
+        "  host left clean",
+        "  not ours: /dev/shm/psm_1 (in use by process 22222)",
+    ]
+
+
+def test_a_stop_of_a_run_that_had_failed_is_no_success() -> None:
+    paper = Paper()
+    record = {"run_id": RUN, "state": "finished", "end_reason": "job-failed", "gpus_clean": True, "message": "exit 1"}
+    print_stop(paper.console, record)
+    assert paper.lines == [f"✗ run {RUN}: failed", "  exit 1; host left clean"]
 
 
 def test_an_error_says_what_why_and_how_to_go_on() -> None:
