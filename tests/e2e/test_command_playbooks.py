@@ -131,7 +131,7 @@ def test_stacks_of_a_living_run(project: Project) -> None:
         pytest.skip("there is no py-spy: pip install py-spy")
     assert shown.returncode == 0, shown.stderr
     assert "waiting (<string>:3)" in shown.stdout
-    assert project.json("stacks", "--last", code=1)["error"]["code"] == "no-python"
+    assert project.json("stacks", "--last", code=2)["error"]["code"] == "run-ended"
 
 
 @pytest.mark.engine
