@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support import podman
 from support.commandhost import CommandHost
-from support.hostrun import wait_until
+from support.hostrun import left_by_the_run, wait_until
 
 from remote_payload.host import container, finish
 from remote_payload.host.layout import Layout, RunPaths
@@ -77,7 +77,7 @@ def test_podman_runs_it_with_its_folders_secrets_and_tracebacks(host: CommandHos
     plan = contained(host, programs, "end")
     ended = host.finish(plan, API_TOKEN="hidden-value")
     assert ended["log"].startswith(f"inside 1 {host.outputs}/o p 12 False\n"), ended["log"]
-    assert (ended["end_reason"], ended["exit_code"], ended["leftovers"]) == ("job-failed", 1, [])
+    assert (ended["end_reason"], ended["exit_code"], left_by_the_run(ended)) == ("job-failed", 1, [])
     assert ended["gpus_clean"] is (True if os.getuid() == 0 else "unknown")
     problem = ended["summary"]["problems"][0]
     assert (problem["what"], problem["traceback"].splitlines()[-1]) == ("ValueError", "ValueError")
@@ -92,7 +92,7 @@ def test_a_container_is_stopped_and_removed(host: CommandHost, programs: Path) -
     paths = host.launch(plan, {"API_TOKEN": "x"})
     wait_until(lambda: b"inside" in host.log(paths), "the container works")
     answer = host.ask("stop", {"run_id": plan["run_id"], "grace_s": 1, "force": False})
-    assert (answer["end_reason"], answer["leftovers"]) == ("stopped", [])
+    assert (answer["end_reason"], left_by_the_run(answer)) == ("stopped", [])
     assert container.end(RunPaths(paths.folder))[1] is None
 
 
@@ -116,7 +116,7 @@ def test_docker_is_removed_by_name_and_leaves_the_gpus_unknown(
         host={"secrets": {"API_TOKEN": {"env": "API_TOKEN"}}},
     )  # fmt: skip
     ended = host.finish(plan, API_TOKEN="hidden-value")
-    assert (ended["end_reason"], ended["gpus_clean"], ended["leftovers"]) == (reason, "unknown", [])
+    assert (ended["end_reason"], ended["gpus_clean"], left_by_the_run(ended)) == (reason, "unknown", [])
     assert not list(folder.glob("container-*"))
     words = (folder / "argv").read_text().split("\n")[:-1]
     assert words[-5:] == ["vllm/vllm-openai:v0.24.0", "python", "train.py", "--lr", "1"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.commandhost import CommandHost
-from support.hostrun import wait_until
+from support.hostrun import left_by_the_run, wait_until
 
 from remote_payload.host import follow
 from remote_payload.host.members import HELPER_ENV
@@ -88,7 +88,7 @@ def test_a_flood_of_a_gigabyte_is_counted_to_the_byte(host: CommandHost) -> None
     paths = host.launch(plan)
     wait_until(lambda: Path(paths.result).exists(), "the flood has ended", 280.0)
     ended = host.read(paths.result)
-    assert (ended["end_reason"], ended["gpus_clean"], ended["leftovers"]) == ("succeeded", True, [])
+    assert (ended["end_reason"], ended["gpus_clean"], left_by_the_run(ended)) == ("succeeded", True, [])
     held = b"".join(path.read_bytes() for path in sorted(Path(paths.log).glob("*.log")))
     assert ended["log_bytes"] == len(held)
     assert ended["log_sha256"] == hashlib.sha256(held).hexdigest()
@@ -101,7 +101,7 @@ def test_a_flood_of_a_gigabyte_is_counted_to_the_byte(host: CommandHost) -> None
 def test_a_follower_that_cannot_be_ended_keeps_no_run_from_ending(host: CommandHost) -> None:
     script(host, "import os; os.mkdir(os.environ['CTL_RUN_DIR'] + '/follow.stop')")
     ended = host.finish(playbook(host))
-    assert (ended["end_reason"], ended["gpus_clean"], ended["leftovers"]) == ("succeeded", True, [])
+    assert (ended["end_reason"], ended["gpus_clean"], left_by_the_run(ended)) == ("succeeded", True, [])
 
 
 def test_a_stop_ends_a_run_whatever_lies_among_its_fault_files(host: CommandHost) -> None:
@@ -122,7 +122,7 @@ def test_a_daemon_that_ignores_term_does_not_outlive_its_run(host: CommandHost, 
     ended = host.finish(playbook(host, "", code))
     daemon = int((host.workdir / "daemon").read_text())
     assert not Path(f"/proc/{daemon}").exists()
-    assert (ended["end_reason"], ended["gpus_clean"], ended["leftovers"]) == (reason, True, [])
+    assert (ended["end_reason"], ended["gpus_clean"], left_by_the_run(ended)) == (reason, True, [])
     assert ended["exit_code"] == int(code)
 
 
@@ -132,7 +132,7 @@ def test_a_hang_is_ended_and_says_where_every_rank_stood(host: CommandHost) -> N
     plan = playbook(host, "\n[limits]\nsilence_timeout = 8\nstop_grace = 1\n")
     paths = host.launch(plan)
     ended = host.result(paths)
-    assert (ended["end_reason"], ended["gpus_clean"], ended["leftovers"]) == ("limit-exceeded", True, [])
+    assert (ended["end_reason"], ended["gpus_clean"], left_by_the_run(ended)) == ("limit-exceeded", True, [])
     assert "silence_timeout: no line of log and no event" in ended["message"]
     told = host.all_events(plan, "stacks")
     assert [event["rank"] for event in told] == [0, 1, None]

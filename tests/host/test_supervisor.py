@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_smi import UUIDS, FakeSmi
-from support.hostrun import HostRun, wait_until
+from support.hostrun import HostRun, left_by_the_run, wait_until
 
 from remote_payload.host.layout import OWNER_MARKER, Layout
 from remote_payload.host.liveness import Liveness, identity, judge
@@ -227,7 +227,7 @@ def test_shared_memory_of_the_job_is_swept_and_that_of_others_is_not(host: HostR
     other.write_text("x")
     try:
         result = host.run(host.plan(host.python(f"open('{mine}', 'w').write('x'); import os; os.abort()")))
-        assert result["leftovers"] == []
+        assert left_by_the_run(result) == []
         assert not mine.exists()
         assert other.exists()
     finally:

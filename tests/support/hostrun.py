@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +231,8 @@ class HostRun:
         for member in members:
             send_signal(member.pid, member.start_ticks, signal.SIGKILL)
         return bool(members)
+
+
+def left_by_the_run(ended: Mapping[str, Any]) -> list[Any]:
+    """The leftovers of a result or a stop's answer, less what other processes of this machine use at the moment."""
+    return [left for left in ended["leftovers"] if left.get("ours") is not False]
