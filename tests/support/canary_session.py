@@ -162,13 +162,14 @@ def swapped_states(engine: Engine) -> Iterator[None]:
 @contextmanager
 def rows_of_another_request(engine: Engine) -> Iterator[None]:
     """As request ids sorted as text: _10 before _2."""
-    worker = engine.worker
-    original = worker._batch_order
-    worker._batch_order = lambda: sorted(original())[::-1]
+    from remote_payload.extract import worker
+
+    original = worker.row_offsets
+    worker.row_offsets = lambda ids, counts: original(sorted(ids)[::-1], counts)
     try:
         yield
     finally:
-        del worker._batch_order
+        worker.row_offsets = original
 
 
 @contextmanager
