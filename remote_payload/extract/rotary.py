@@ -41,8 +41,9 @@ def flattened(operation: Any) -> Any:
         positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None, *args: Any, **kwargs: Any
     ) -> None:
         tokens = positions.numel()
-        flat_query = query.reshape(tokens, -1).contiguous()
-        flat_key = None if key is None else key.reshape(tokens, -1).contiguous()
+        # Copies in any case: of a single token a slice counts as contiguous, and would be copied onto itself below.
+        flat_query = query.reshape(tokens, -1).clone(memory_format=torch.contiguous_format)
+        flat_key = None if key is None else key.reshape(tokens, -1).clone(memory_format=torch.contiguous_format)
         operation(positions, flat_query, flat_key, *args, **kwargs)
         query.copy_(flat_query.view(query.shape))
         if key is not None and flat_key is not None:
