@@ -20,7 +20,7 @@ from controller.localdisk import disk_error
 
 P = ParamSpec("P")
 
-_ParseError: type[Exception] = typer.BadParameter.__base__  # type: ignore[assignment]
+_ParseError: Any = typer.BadParameter.__base__
 """What the parser raises for a command line that it cannot read; typer exports only this child of it."""
 
 SILENT = 2
@@ -123,7 +123,8 @@ def guarded(body: Callable[P, ExitCode | None]) -> Callable[P, None]:
     def mapped(*args: P.args, **kwargs: P.kwargs) -> None:
         with contextlib.ExitStack() as stack:
             # Together with --json it is a contradiction, which the verb itself refuses, as a document.
-            if int(kwargs.get("quiet") or 0) >= SILENT and not kwargs.get("as_json"):  # type: ignore[call-overload]
+            quiet = kwargs.get("quiet")
+            if isinstance(quiet, int) and quiet >= SILENT and not kwargs.get("as_json"):
                 sink = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
                 stack.enter_context(contextlib.redirect_stdout(sink))
             code = _mapped(

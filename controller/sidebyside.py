@@ -20,7 +20,7 @@ def side_by_side(work: Callable[[T], R], items: Sequence[T], *, at_once: int) ->
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for index in range(len(items)):
         waiting.put(index)
-    answers: queue.SimpleQueue[tuple[int, R | None, BaseException | None]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[int, R] | BaseException] = queue.SimpleQueue()
     over = threading.Event()
 
     def serve() -> None:
@@ -30,19 +30,19 @@ def side_by_side(work: Callable[[T], R], items: Sequence[T], *, at_once: int) ->
             except queue.Empty:
                 return
             try:
-                answers.put((index, work(items[index]), None))
+                answers.put((index, work(items[index])))
             except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits for it
-                answers.put((index, None, error))
+                answers.put(error)
 
     for number in range(min(at_once, len(items))):
         threading.Thread(target=serve, name=f"ctl-host-{number}", daemon=True).start()
     done: dict[int, R] = {}
     try:
         while len(done) < len(items):
-            index, answer, error = answers.get()
-            if error is not None:
-                raise error
-            done[index] = answer  # type: ignore[assignment]  # None only beside an error, or as R itself
+            answer = answers.get()
+            if isinstance(answer, BaseException):
+                raise answer
+            done[answer[0]] = answer[1]
         return [done[index] for index in range(len(items))]
     finally:
         over.set()

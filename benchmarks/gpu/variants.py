@@ -49,7 +49,7 @@ class VariantWorker(CaptureWorker):
         """Names: writers4, nohash, nomeasure, nowrite. What is not named is as in the product."""
         writers = 4 if "writers4" in names else store.WRITERS
         self._store._threads = ThreadPoolExecutor(writers, thread_name_prefix="ctl-writer")
-        formats.hashlib = _NoHash if "nohash" in names else hashlib  # type: ignore[attr-defined]
+        formats.hashlib = _NoHash if "nohash" in names else hashlib
         store.measure = _no_measure if "nomeasure" in names else MEASURE
         store.publish = _no_publish if "nowrite" in names else PUBLISH
         self._seconds.clear()

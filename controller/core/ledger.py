@@ -6,11 +6,12 @@ earlier run or lost with the job. A line that is not of that form is passed over
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeGuard
+
+from controller.core.numbers import finite
 
 
 class Fate(StrEnum):
@@ -75,8 +76,8 @@ def parse_line(record: Any, rank: int | None) -> LedgerLine | None:
         tokens=int(record["tokens"]),
         bytes=int(record["bytes"]),
         file=str(record["file"]),
-        t=_number(record.get("t")),
-        seconds=_number(record.get("seconds")),
+        t=finite(record.get("t")),
+        seconds=finite(record.get("seconds")),
         kept=bool(record.get("kept")),
         states=tuple(filter(None, map(_state, states))) if isinstance(states, list) else (),
     )
@@ -107,7 +108,7 @@ def _state(record: Any) -> StateFigures | None:
     nan, inf, zero = record.get("nan"), record.get("inf"), record.get("zero_rows")
     return StateFigures(
         boundary=record["boundary"],
-        norm=_number(record.get("norm_mean")),
+        norm=finite(record.get("norm_mean")),
         nan=nan if _is_count(nan) else 0,
         inf=inf if _is_count(inf) else 0,
         zero_rows=zero if _is_count(zero) else 0,
@@ -116,8 +117,3 @@ def _state(record: Any) -> StateFigures | None:
 
 def _is_count(value: Any) -> TypeGuard[int]:
     return type(value) is int and value >= 0  # a bool is no count
-
-
-def _number(value: Any) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None

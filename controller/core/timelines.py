@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from controller.core.events import Event
 from controller.core.ledger import LedgerLine
+from controller.core.numbers import finite
 from controller.core.runview import ProgressView, RunView, StageView, Status
 
 LAUNCH_SLACK_S = 5.0
@@ -177,15 +178,10 @@ def _devices(event: Event) -> dict[str, _Figures]:
 
 def _figures(record: Mapping[str, object], util: str) -> _Figures:
     names = (util, "memory_used", "memory_total")
-    first, second, third = (_finite(record.get(name)) for name in names)
+    first, second, third = (finite(record.get(name)) for name in names)
     return first, second, third
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def _finite(value: object) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None  # type: ignore[arg-type]

@@ -238,8 +238,9 @@ def _norm_text(value: object) -> str:
 
 
 def _bad_count(value: object) -> Markup:
-    known = isinstance(value, int)
-    return tag("span", count_text(value), "bad") if known and value else escape("0" if known else UNKNOWN)  # type: ignore[arg-type]
+    if not isinstance(value, int):
+        return escape(UNKNOWN)
+    return tag("span", count_text(value), "bad") if value else escape("0")
 
 
 def _samples(report: Report) -> Markup:
