@@ -12,18 +12,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from packaging.version import InvalidVersion, Version
+from torch import nn
+
+from remote_payload.extract import versions
 
 TOLERANCE = {torch.float32: 1e-3}
 HALF_TOLERANCE = 0.1
 """Median relative error of a token, in half precision, where eager and compiled kernels round differently."""
 
 
+DROPS_LAST = {"DeepseekV2Model": (Version("0.18"), Version("0.28"))}
+"""Class of vLLM -> the first release with native states, and the first that returns the one after the last layer.
+
+Read in the sources: 0.24 drops it, 0.28 does not. A build that names another version is left as it is.
+"""
+
+
 class NativeStates:
     """Asks the model for the states after `boundaries` layers and takes them from the runner after each step."""
 
-    def __init__(self, runner: Any, model: Any, boundaries: Iterable[int]) -> None:
+    def __init__(self, runner: Any, model: Any, layers: nn.ModuleList, boundaries: Iterable[int]) -> None:
         self.boundaries = tuple(sorted(boundaries))
-        self._runner, self._model = runner, model
+        self._runner, self._model, self._layers = runner, model, layers
+        self._dropping = _drops_last(model, layers) if len(layers) in self.boundaries else None
 
     @staticmethod
     def supported(runner: Any, model: Any) -> bool:
@@ -34,6 +46,9 @@ class NativeStates:
 
     def enable(self) -> None:
         """Must come before compilation: the compiled graph returns what is set now."""
+        if self._dropping is not None:
+            self._layers.append(PastLast())
+            self._dropping.end_layer += 1
         self._model.set_aux_hidden_state_layers(self.boundaries)
         self._runner.use_aux_hidden_state_outputs = True
 
@@ -41,10 +56,39 @@ class NativeStates:
         """For eager execution only: a compiled graph would go on returning states."""
         self._model.set_aux_hidden_state_layers(())
         self._runner.use_aux_hidden_state_outputs = False
+        if self._dropping is not None:
+            del self._layers[-1]
+            self._dropping.end_layer -= 1
 
     def take(self) -> list[torch.Tensor]:
         """Return the states [rows, hidden] of the step just executed, as many as the engine gives."""
         return list(getattr(self._runner.execute_model_state, "aux_hidden_states", None) or ())
+
+
+class PastLast(nn.Module):
+    """Stands behind the last decoder layer and changes nothing.
+
+    A forward that keeps a state as it enters the next layer never keeps the one after the last: here it enters one
+    more. The compiled graph gets that state with it, so that one boundary does not make the whole engine eager.
+    """
+
+    def forward(
+        self, positions: torch.Tensor, hidden_states: torch.Tensor, residual: torch.Tensor, *rest: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return hidden_states, residual
+
+
+def _drops_last(model: nn.Module, layers: nn.ModuleList) -> Any:
+    """Return the module that runs `layers` if its forward, in this vLLM, drops the state after the last; or None."""
+    try:
+        release = Version(versions.vllm_version()).release
+    except InvalidVersion:
+        return None
+    for owner in model.modules():
+        first, fixed = DROPS_LAST.get(type(owner).__name__, (None, None))
+        if first and fixed and getattr(owner, "layers", None) is layers and owner.end_layer == len(layers):
+            return owner if first.release <= release < fixed.release else None
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,7 +99,7 @@ class CaptureWorker(Base):
         self._probe_hooks = LayerHooks(layers, sorted(near), hidden)
         wanted = hooked - {0}
         if settings.capture != "hooks" and wanted and NativeStates.supported(self.model_runner, self._model):
-            self._native = NativeStates(self.model_runner, self._model, wanted)
+            self._native = NativeStates(self.model_runner, self._model, layers, wanted)
             self._native.enable()
         elif settings.capture == "native":
             raise CaptureError(f"{type(self._model).__name__} of vLLM {vllm.__version__} has no native hidden states")

@@ -110,6 +110,13 @@ def deepseek_filled(start: Any) -> Run:
 
 
 @pytest.fixture(scope="session")
+def deepseek_past_last(start: Any) -> Run:
+    """Compiled, by a vLLM that drops the state after the last layer: one more layer makes it native."""
+    engine = {"enforce_eager": False, "max_num_batched_tokens": 2048}
+    return start("deepseek-v3-tiny", fault=faults.OLD_DEEPSEEK, env=COMPILED, engine=engine, boundaries=ALL[1:])
+
+
+@pytest.fixture(scope="session")
 def llama4_hooks(start: Any) -> Run:
     return start("deepseek-v3-llama4-tiny", capture="hooks", final_norm=True)
 

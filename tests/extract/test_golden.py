@@ -25,6 +25,7 @@ RUNS = (
     ("qwen_native", "qwen3-tiny", "native"),
     ("deepseek_hidden", "deepseek-v3-tiny", "hooks"),
     ("deepseek_filled", "deepseek-v3-tiny", "native+hooks"),
+    ("deepseek_past_last", "deepseek-v3-tiny", "native"),
     ("llama4_hooks", "deepseek-v3-llama4-tiny", "hooks"),
     ("llama4_native", "deepseek-v3-llama4-tiny", "native"),
     ("kimi_hooks", "kimi-k25-tiny", "hooks"),

