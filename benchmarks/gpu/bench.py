@@ -80,7 +80,10 @@ def end_group(leader: int) -> None:
 
 
 def gpu_state() -> dict[str, Any]:
-    """Return memory used by each GPU in MiB, the compute processes, and the names in /dev/shm."""
+    """Return memory used by each GPU in MiB, the compute processes, and the names in /dev/shm.
+
+    Only GPUs that CUDA_VISIBLE_DEVICES names, if it is set: others may be at work for another part.
+    """
     memory = _smi("--query-gpu=memory.used")
     processes = _smi("--query-compute-apps=pid,used_memory")
     return {
@@ -91,8 +94,9 @@ def gpu_state() -> dict[str, Any]:
 
 
 def _smi(query: str) -> list[str]:
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     done = subprocess.run(
-        ["nvidia-smi", query, "--format=csv,noheader,nounits"],
+        ["nvidia-smi", *(["-i", chosen] if chosen else []), query, "--format=csv,noheader,nounits"],
         capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True,
     )  # fmt: skip
     return done.stdout.split("\n")[:-1]
@@ -116,6 +120,12 @@ def keep_smi(name: str, prefix: Sequence[str] = ()) -> None:
             [*prefix, "nvidia-smi", *arguments], capture_output=True, timeout=QUERY_TIMEOUT_S, check=False
         )
         (folder / f"{name}.{suffix}").write_bytes(done.stdout + done.stderr)
+
+
+def gpu_count() -> int:
+    """Return how many GPUs this machine has, visible to us or not."""
+    done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True)
+    return len(done.stdout.splitlines())
 
 
 def versions() -> dict[str, str]:

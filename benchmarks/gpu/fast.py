@@ -3,13 +3,16 @@
     python fast.py [--model qwen3-8b] [--tp 1] [--rows plain-eager,ours-eager,...] [--output /dev/shm/ctl-gpu]
 
 Rows: `plain` captures nothing; `ours` is the product's own worker and driver; `vllm` is vLLM's own
-`extract_hidden_states` with its ExampleHiddenStatesConnector in process. Every row is a process of its own, warmed up
-with the same first prompts, and is timed from the first prompt handed over to the last file written.
+`extract_hidden_states` with its ExampleHiddenStatesConnector in process; `served` is the same connector behind
+`vllm serve`, asked by speculators' own client (CTL_SPECULATORS_CLIENT: its vllm_client.py) as its offline generator
+asks. Every row is a process of its own, warmed up with the same first prompts, and is timed from the first prompt
+handed over to the last file written.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -32,6 +35,7 @@ from bench import (
     run_child,
     write_result,
 )
+from flops import prefill_flops
 
 ROWS = ("plain-compiled", "ours-compiled", "plain-eager", "ours-eager", "vllm-compiled")
 WARM_UP = 20
@@ -44,8 +48,9 @@ MAX_SEQ_LEN = 4095
 def engine(arguments: argparse.Namespace, eager: bool) -> dict[str, Any]:
     return {
         "tensor_parallel_size": arguments.tp, "enforce_eager": eager, "load_format": "dummy",
-        "max_num_batched_tokens": arguments.batched_tokens, "max_num_seqs": 256, "gpu_memory_utilization": 0.8,
-        "compilation_config": NO_FUSED_ALLREDUCE,
+        "max_num_batched_tokens": arguments.batched_tokens, "max_num_seqs": arguments.seqs,
+        "gpu_memory_utilization": 0.8, "compilation_config": NO_FUSED_ALLREDUCE,
+        **json.loads(arguments.engine),
     }  # fmt: skip
 
 
@@ -76,18 +81,7 @@ def plain(arguments: argparse.Namespace, eager: bool, prompts: list[list[int]], 
 def connector(arguments: argparse.Namespace, eager: bool, prompts: list[list[int]], output: Path) -> list[float]:
     from vllm import LLM
 
-    layers = boundaries(MODELS / arguments.model)
-    llm = LLM(
-        **_other_engine(arguments, eager),
-        speculative_config={
-            "method": "extract_hidden_states", "num_speculative_tokens": 1,
-            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}},
-        },
-        kv_transfer_config={
-            "kv_connector": "ExampleHiddenStatesConnector", "kv_role": "kv_producer",
-            "kv_connector_extra_config": {"shared_storage_path": str(output)},
-        },
-    )  # fmt: skip
+    llm = LLM(**_other_engine(arguments, eager), **_connector(arguments, output))
 
     def wait(count: int) -> Callable[[], None]:
         def files() -> None:
@@ -104,6 +98,31 @@ def connector(arguments: argparse.Namespace, eager: bool, prompts: list[list[int
             file.unlink()
         seconds.append(time_generate(llm, prompts, wait(len(prompts))))
     return seconds
+
+
+def _connector(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
+    layers = boundaries(MODELS / arguments.model)
+    return {
+        "speculative_config": {
+            "method": "extract_hidden_states", "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}},
+        },
+        "kv_transfer_config": {
+            "kv_connector": "ExampleHiddenStatesConnector", "kv_role": "kv_producer",
+            "kv_connector_extra_config": {"shared_storage_path": str(output)},
+        },
+    }  # fmt: skip
+
+
+def served(arguments: argparse.Namespace, eager: bool, prompts: list[list[int]], output: Path) -> list[float]:
+    """Behind `vllm serve`."""
+    from served import Server
+
+    options = {**_other_engine(arguments, eager), **_connector(arguments, output)}
+    del options["skip_tokenizer_init"]  # a server answers in text
+    with Server(options, output) as server:
+        server.ask(prompts[:WARM_UP])
+        return [server.ask(prompts) for _ in range(ROUNDS)]
 
 
 def _other_engine(arguments: argparse.Namespace, eager: bool) -> dict[str, Any]:
@@ -128,6 +147,7 @@ class Capturing:
     def __init__(
         self, arguments: argparse.Namespace, eager: bool, prompts: list[list[int]], output: Path, worker: str = ""
     ) -> None:
+        import torch
         from support.extraction import make_run
 
         from remote_payload.extract import engine as driver
@@ -138,8 +158,9 @@ class Capturing:
 
         run = make_run(
             ROOT / "fast" / f"{arguments.model}-{os.getpid()}", model=str(MODELS / arguments.model),
-            data=str(DATA / "prompts.jsonl"), dtype="bfloat16", max_seq_len=MAX_SEQ_LEN, output=str(output),
-            engine=engine(arguments, eager), accelerator="cuda", store_dtype=arguments.store_dtype,
+            data=str(DATA / arguments.prompts), dtype="bfloat16", max_seq_len=MAX_SEQ_LEN, output=str(output),
+            engine=engine(arguments, eager), accelerator="cuda" if torch.cuda.is_available() else "cpu",
+            store_dtype=arguments.store_dtype,
         )  # fmt: skip
         os.environ.update(CTL_RUN_DIR=str(run.folder), CTL_HOST="here")
         job = load_job(os.environ)
@@ -157,8 +178,8 @@ class Capturing:
         self._ledgers = job.paths.ledger
         self._rounds = 0
 
-    def capture(self, count: int) -> tuple[float, float]:
-        """Capture the first `count` samples; return the seconds until the last file, and those of what followed."""
+    def capture(self, count: int, first: int = 0) -> tuple[float, float]:
+        """Capture `count` samples from `first` on; return the seconds until the last file, and of what followed."""
         from remote_payload.extract.admission import Admission
         from remote_payload.extract.progress import Counts, LedgerTail, Progress
         from remote_payload.extract.requests import VllmEngine
@@ -175,7 +196,7 @@ class Capturing:
             def add(self, request_id: str, sample: Any) -> None:
                 inner.add(f"{number}.{request_id}", sample)
 
-        wanted = [sample for sample, _ in zip(self.samples, range(count), strict=False)]
+        wanted = list(itertools.islice(self.samples, first, first + count))
         started = time.monotonic()
         with Progress(self._events, total=count, skipped=0, kept=Counts()) as progress:
             Admission(Numbered(), self._room, tail, progress, _say).run(wanted)
@@ -188,7 +209,7 @@ def _say(level: str, code: str, text: str) -> None:
     print(level, code, text, flush=True)
 
 
-KINDS = {"plain": plain, "ours": ours, "vllm": connector}
+KINDS = {"plain": plain, "ours": ours, "vllm": connector, "served": served}
 
 
 def child(arguments: argparse.Namespace, row: str) -> int:
@@ -196,14 +217,17 @@ def child(arguments: argparse.Namespace, row: str) -> int:
     output = Path(arguments.output) / row
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
-    prompts = [json.loads(line)["input_ids"] for line in (DATA / "prompts.jsonl").open()]
+    prompts = [json.loads(line)["input_ids"] for line in (DATA / arguments.prompts).open()]
     started = time.monotonic()
     seconds = KINDS[kind](arguments, mode == "eager", prompts, output)
-    files = list(output.glob("*.safetensors"))
+    files = list(output.rglob("*.safetensors"))
     tokens = sum(map(len, prompts))
+    config = json.loads((MODELS / arguments.model / "config.json").read_text())
     result = {
         "row": row, "prompts": len(prompts), "tokens": tokens, "seconds": [round(s, 3) for s in seconds],
-        "tokens_per_s": round(tokens * len(seconds) / sum(seconds)), "files": len(files),
+        "tokens_per_s": round(tokens * len(seconds) / sum(seconds)),
+        "model_tflops": round(prefill_flops(config, prompts) * len(seconds) / sum(seconds) / 1e12, 1),
+        "files": len(files),
         "gb": round(sum(file.stat().st_size for file in files) / 1e9, 2),
         "load_s": round(time.monotonic() - started - sum(seconds), 1), "gpu_mib": gpu_state()["memory_mib"],
     }  # fmt: skip
@@ -228,14 +252,22 @@ def matrix_rate() -> float:
     return round(2 * 8192**3 / (sorted(times[5:])[10] / 1e3) / 1e12, 1)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """What `engine` and `Capturing` read."""
     parser.add_argument("--model", default="qwen3-8b")
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--batched-tokens", type=int, default=16384)
-    parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--output", default=str(MEMORY))
+    parser.add_argument("--seqs", type=int, default=256)
+    parser.add_argument("--engine", default="{}", help="JSON, further arguments of the engine")
     parser.add_argument("--store-dtype", default="auto")
+    parser.add_argument("--prompts", default="prompts.jsonl")
+    parser.add_argument("--output", default=str(MEMORY))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_engine_options(parser)
+    parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--tag", default="")
     parser.add_argument("--child", help="run one row in this process")
     arguments = parser.parse_args()
@@ -261,7 +293,7 @@ def main() -> int:
         write_result(part, {"command": " ".join(sys.argv), "matrix_tflops": rate, "rows": rows})
     rate = matrix_rate()
     write_result(part, {"command": " ".join(sys.argv), "matrix_tflops": rate, "rows": rows})
-    keys = ("row", "tokens", "seconds", "tokens_per_s", "of_plain", "files", "gb", "load_s", "path")
+    keys = ("row", "tokens", "seconds", "tokens_per_s", "model_tflops", "of_plain", "files", "gb", "load_s", "path")
     print_table(
         f"{arguments.model}, TP={arguments.tp}, {rate} TFLOP/s", [{k: r.get(k, "") for k in keys} for r in rows]
     )

@@ -10,6 +10,8 @@
 | deepseek-truth  | seeded bf16, MLA and grouped MoE routing, 8 layers |
 | kimi-truth      | the same inside Kimi-K2.5's multimodal wrapper, under the checkpoint's names, one routing group |
 | prompts.jsonl   | about 600,000 random tokens in prompts of lognormal length, for speed |
+| long.jsonl      | about 900,000 of the same kind |
+| short.jsonl     | 10,000 prompts of 30 tokens on average, for what grows with their number |
 | truth.jsonl     | 24 prompts of 5 to 900 tokens |
 
 Dummy weights prove nothing about values; seeded ones are scaled to keep the residual stream alive in every layer.
@@ -19,7 +21,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import shutil
 import sys
@@ -29,7 +30,9 @@ from typing import Any
 
 from bench import DATA, MODELS
 
-SPEED_TOKENS = int(os.environ.get("BENCH_TOKENS", "600000"))
+SPEED_TOKENS = 600_000
+LONG_TOKENS = 900_000
+SHORT_PROMPTS = 10_000
 LONGEST = 4000
 TRUTH_LENGTHS = (5, 17, 33, 50, 64, 100, 129, 200, 257, 333, 400, 511, 512, 513, 600, 640, 700, 750, 800, 850, 880,
                  890, 899, 900)  # fmt: skip
@@ -80,6 +83,7 @@ def qwen3_8b(out: Path) -> None:
         "vocab_size": 151936, "hidden_act": "silu", "rope_theta": 1000000.0, "torch_dtype": "bfloat16",
         "attention_bias": False, "bos_token_id": 151643, "eos_token_id": 151645,
     })  # fmt: skip
+    _tokenizer(out, 151936)  # for the row that is served
 
 
 def deepseek_wide(out: Path) -> None:
@@ -169,11 +173,11 @@ def _seeded(kind: Any, config: Any) -> Any:
     return model
 
 
-def _tokenizer(out: Path) -> None:
+def _tokenizer(out: Path, vocabulary: int = TRUTH_VOCABULARY) -> None:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    words = {f"t{number}": number for number in range(TRUTH_VOCABULARY)}
+    words = {f"t{number}": number for number in range(vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="t2"))  # noqa: S106 - a word, no password
     special = {"unk_token": "t2", "bos_token": "t0", "eos_token": "t1"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(out)
@@ -183,14 +187,26 @@ def _config(out: Path, record: dict[str, Any]) -> None:
     (out / "config.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
-def speed_prompts(path: Path) -> None:
+def speed_prompts(path: Path, tokens: int = SPEED_TOKENS) -> None:
     generator = random.Random(0)  # noqa: S311 - test data
     total = 0
     with path.open("w") as file:
-        while total < SPEED_TOKENS:
+        while total < tokens:
             length = min(int(generator.lognormvariate(6.7, 0.6)) + 16, LONGEST)
             total += length
             ids = [generator.randrange(10, 120000) for _ in range(length)]
+            file.write(json.dumps({"input_ids": ids}) + "\n")
+
+
+def long_prompts(path: Path) -> None:
+    speed_prompts(path, LONG_TOKENS)
+
+
+def short_prompts(path: Path) -> None:
+    generator = random.Random(2)  # noqa: S311 - test data
+    with path.open("w") as file:
+        for _ in range(SHORT_PROMPTS):
+            ids = [generator.randrange(10, 120000) for _ in range(generator.randrange(10, 51))]
             file.write(json.dumps({"input_ids": ids}) + "\n")
 
 
@@ -206,7 +222,10 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "qwen3-8b": qwen3_8b, "deepseek-wide": deepseek_wide, "qwen3-truth": qwen3_truth,
     "deepseek-truth": deepseek_truth, "kimi-truth": kimi_truth,
 }  # fmt: skip
-PROMPTS: dict[str, Callable[[Path], None]] = {"prompts.jsonl": speed_prompts, "truth.jsonl": truth_prompts}
+PROMPTS: dict[str, Callable[[Path], None]] = {
+    "prompts.jsonl": speed_prompts, "long.jsonl": long_prompts, "short.jsonl": short_prompts,
+    "truth.jsonl": truth_prompts,
+}  # fmt: skip
 
 
 def main(names: list[str]) -> int:

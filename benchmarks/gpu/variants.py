@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,11 +46,19 @@ class VariantWorker(CaptureWorker):
         self._profiler: Any = None
         self._left = 0
         self._table = ""
+        self._rank0 = False
 
     def bench_variant(self, names: list[str]) -> None:
-        """Names: writers4, nohash, nomeasure, nowrite. What is not named is as in the product."""
-        writers = 4 if "writers4" in names else store.WRITERS
-        self._store._threads = ThreadPoolExecutor(writers, thread_name_prefix="ctl-writer")
+        """Names: nohash, nomeasure, nowrite, rank0 (it alone writes), fp8, to=FOLDER; none: as the product."""
+        settings = self._settings
+        self._settings = dataclasses.replace(settings, store_dtype="fp8" if "fp8" in names else settings.store_dtype)
+        self._store = self._make_store(self.model_config.get_hidden_size())
+        self._settings = settings
+        self._clock_store()
+        for name in names:
+            if name.startswith("to="):
+                self._store._output = name.removeprefix("to=")
+        self._rank0 = "rank0" in names
         formats.hashlib = _NoHash if "nohash" in names else hashlib
         store.measure = _no_measure if "nomeasure" in names else MEASURE
         store.publish = _no_publish if "nowrite" in names else PUBLISH
@@ -57,6 +67,16 @@ class VariantWorker(CaptureWorker):
     def bench_seconds(self) -> dict[str, float]:
         """Return the seconds of the engine's thread by part, since the variant was chosen."""
         return {name: round(seconds, 3) for name, seconds in self._seconds.items()}
+
+    def bench_memory(self) -> dict[str, int]:
+        """Return bytes: torch's on the GPU now, at the peak since the last call, and reserved; and our RSS."""
+        torch.cuda.synchronize()
+        found = {
+            "allocated": torch.cuda.memory_allocated(), "peak": torch.cuda.max_memory_allocated(),
+            "reserved": torch.cuda.memory_reserved(), "rss": resident_bytes(), "pool_peak": self._store.pool.peak,
+        }  # fmt: skip
+        torch.cuda.reset_peak_memory_stats()
+        return found
 
     def bench_profile(self, steps: int) -> None:
         """Profile the next steps."""
@@ -83,11 +103,18 @@ class VariantWorker(CaptureWorker):
     def _keep_samples(self, *args: Any) -> None:
         self._timed("keep", super()._keep_samples, *args)
 
+    def _is_mine(self, request: Any) -> bool:
+        return (self.rank == 0 and not request.probe) if self._rank0 else super()._is_mine(request)
+
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        for name in ("open", "block", "copy", "finish", "check"):
-            method = getattr(self._store, name)
-            setattr(self._store, name, lambda *a, _n=name, _m=method: self._timed(_n, _m, *a))
+        self._clock_store()
+
+    def _clock_store(self) -> None:
+        methods = [(self._store, name) for name in ("open", "block", "copy", "finish", "check")]
+        for owner, name in (*methods, (self._store.pool, "acquire")):  # acquire: waiting for the disk
+            method = getattr(owner, name)
+            setattr(owner, name, lambda *a, _n=name, _m=method: self._timed(_n, _m, *a))
 
     def _timed(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         started = time.monotonic()
@@ -95,6 +122,12 @@ class VariantWorker(CaptureWorker):
             return function(*args, **kwargs)
         finally:
             self._seconds[name] += time.monotonic() - started
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 MEASURE, PUBLISH = store.measure, store.publish

@@ -77,7 +77,7 @@ class LayerHooks:
 
     def __init__(self, layers: nn.ModuleList, boundaries: Sequence[int], hidden: int) -> None:
         self.boundaries = tuple(boundaries)
-        self._layers, self._hidden = layers, hidden
+        self._layers, self.hidden = layers, hidden
         self._signature = inspect.signature(layers[0].forward)
         self._states: dict[int, torch.Tensor] | None = None
         self._rows = 0
@@ -149,7 +149,7 @@ class LayerHooks:
                 f"boundary {boundary} was passed twice in one step: the batch is split (micro-batching)"
             )
         if not self._is_state(state):
-            raise CaptureError(f"boundary {boundary} has shape {list(state.shape)}, not [tokens, {self._hidden}]")
+            raise CaptureError(f"boundary {boundary} has shape {list(state.shape)}, not [tokens, {self.hidden}]")
         if state.shape[0] != self._rows:
             state = _gathered(state, self._rows)
         self._states[boundary] = state
@@ -159,7 +159,7 @@ class LayerHooks:
             isinstance(value, torch.Tensor)
             and value.is_floating_point()
             and value.ndim == 2
-            and value.shape[1] == self._hidden
+            and value.shape[1] == self.hidden
         )
 
 

@@ -112,7 +112,7 @@ def shifted_boundary(engine: Engine) -> Iterator[None]:
     worker = engine.worker
     original, hooks = worker._states, worker._hooks
     hooks.remove()
-    worker._hooks = LayerHooks(worker._layers, [b - 1 for b in hooks.boundaries], 128)
+    worker._hooks = LayerHooks(worker._layers, [b - 1 for b in hooks.boundaries], hooks.hidden)
     worker._hooks.install()
     worker._states = lambda recorded, rows: original({b + 1: state for b, state in recorded.items()}, rows)
     try:
