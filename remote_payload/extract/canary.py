@@ -239,6 +239,28 @@ def check_boundaries(
     return findings, errors
 
 
+def check_norm(stored: torch.Tensor, ways: Mapping[str, torch.Tensor]) -> list[Finding]:
+    """The stored final state must be what its layer's output becomes, rather than that with a norm less or more.
+
+    `stored` and each of `ways` [rows, hidden]: "expected", and "again" and "without" the norm. A token proves little
+    where the norm's weights are nearly equal; the rows themselves still tell one norm from two.
+    """
+    distances = {way: float(relative(stored, rows).median()) for way, rows in ways.items()}
+    nearest = min(distances, key=lambda way: distances[way])
+    expected, least = distances["expected"], distances[nearest]
+    if least < 0.5 * expected:
+        what = (
+            f"the final state is {expected:.1e} from what its layer's output should become, "
+            f"{least:.1e} from that with {'one norm more' if nearest == 'again' else 'no norm'} (median)"
+        )
+        return [Finding(check="norm", what=what, cause=NORM_CAUSES[nearest])]
+    tolerance = REFERENCE_ERROR.get(stored.dtype, HALF_REFERENCE_ERROR)
+    if not expected <= tolerance:  # NaN must fail
+        what = f"the final state differs from what its layer's output becomes by {expected:.1e} (median)"
+        return [Finding(check="norm", what=f"{what}; allowed {tolerance:.0e}")]
+    return []
+
+
 def check_logits(
     logits: Mapping[str, torch.Tensor], tokens: Sequence[int], logprobs: Sequence[float], noise: float
 ) -> tuple[list[Finding], float]:

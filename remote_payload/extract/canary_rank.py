@@ -22,6 +22,7 @@ from remote_payload.extract.canary import (
     check_boundaries,
     check_identity,
     check_logits,
+    check_norm,
     check_rows,
     check_same,
     distances_apart,
@@ -130,7 +131,7 @@ class CanaryRank:
             apart = report.figures["apart"] = distances_apart(rows[SINGLE])
             self._compare(report, rows, prompts, batch_cause or BATCH_CAUSE, apart)
             first = range(reference_prompts)
-            # Hooks see the last state before the norm; behind the norm, the engine's tokens are its proof.
+            # Hooks see the last state before the norm; `lead_to_tokens` has the norm itself.
             normed = self._settings.layers if self._settings.final_norm else None
             neighbours = {b: p.rows(first)[:, 0].to(device) for b, p in self._hooked.items() if b != normed}
             count = sum(len(prompts[number]) for number in first)
@@ -142,12 +143,19 @@ class CanaryRank:
     def lead_to_tokens(
         self, prompts: Sequence[Sequence[int]], answers: Mapping[str, Answers], head: Head, device: torch.device
     ) -> Report:
-        """Hold the final state against the engine's own `answers`. Collective: all ranks must call it."""
+        """Hold the final state against its layer's output and the engine's own `answers`.
+
+        Collective: all ranks must call it.
+        """
         report = Report()
         if self._settings.layers not in self._settings.boundaries:
             report.notes.append("the last boundary is not captured: it is not held against the engine's own tokens")
             return report
         place = self._settings.boundaries.index(self._settings.layers)
+        hooked = self._hooked[self._settings.layers]
+        first = range(len(hooked.pieces))
+        before, stored = hooked.rows(first)[:, 0].to(device), self._passes[BATCH].rows(first)[:, place].to(device)
+        report.findings += check_norm(stored, head.norms(before, normed=self._settings.final_norm))
         ends = torch.tensor([len(ids) for ids in prompts]).cumsum(0) - 1
         final = self._passes[BATCH].rows(range(len(prompts)))[ends, place].contiguous().to(device)
         logits = head.logits(final, normed=self._settings.final_norm)
@@ -191,6 +199,13 @@ class Head:
 
     def __init__(self, model: nn.Module, norm: nn.Module) -> None:
         self._model, self._norm = model, norm
+
+    def norms(self, before: torch.Tensor, *, normed: bool) -> dict[str, torch.Tensor]:
+        """Return what could be stored of a state [rows, hidden] before the norm, by how often that was applied."""
+        once = self._norm(before.clone())
+        if normed:
+            return {"expected": once, "without": before, "again": self._norm(once.clone())}
+        return {"expected": before, "again": once}
 
     def logits(self, states: torch.Tensor, *, normed: bool) -> dict[str, torch.Tensor] | None:
         """Return [prompts, vocabulary] by how the states [prompts, hidden] were taken, None on ranks without logits.

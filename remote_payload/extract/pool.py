@@ -6,6 +6,7 @@ a buffer waits only while a writer is about to free one, and is told to give up 
 
 from __future__ import annotations
 
+import bisect
 import errno
 import threading
 import time
@@ -16,6 +17,9 @@ Result = TypeVar("Result")
 
 DEFAULT_BUFFER_BYTES = 4 << 30
 """Bytes a rank. Keeps 8 ranks below 32 GiB of pinned host memory."""
+
+ALIGNMENT = 8
+"""Bytes: of the widest number that a buffer may hold."""
 
 WAIT_S = 60.0
 """Seconds to wait for a slow disk: far below VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, whose default is 300."""
@@ -32,10 +36,16 @@ class Abandoned(Exception):
 
 
 class BufferPool:
-    """Counts the bytes of all buffers of a rank against a limit that is never exceeded."""
+    """Hands out ranges of one piece of memory of `limit` bytes, first fit; never more than that piece.
+
+    One piece, because pinned memory is slow to get (seconds for 4 GiB) and torch's own cache of it rounds every
+    request up to a power of two and gives nothing back: many lengths would pin several times the limit.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self._holes = [(0, limit)]  # (first byte, bytes), in order, never side by side
+        self._taken: dict[int, int] = {}  # first byte -> bytes
         self._used = self._peak = 0
         self._writing = 0
         self._stalled: str | None = None
@@ -51,34 +61,51 @@ class BufferPool:
         """Why no writer makes progress (the disk is full); None while they do."""
         return self._stalled
 
-    def acquire(self, size: int, check: Callable[[], None], wait_s: float = WAIT_S) -> bool:
-        """Take `size` bytes; False if there is no room and waiting is no use.
+    def acquire(self, size: int, check: Callable[[], None], wait_s: float = WAIT_S) -> int | None:
+        """Take `size` bytes; return where they begin, None if there is no room and waiting is no use.
 
         Half-filled samples hold buffers until later steps complete them, so waiting is right only while a writer is
         about to free one. `check` runs about once a second meanwhile and may raise.
         """
+        size = -(-size // ALIGNMENT) * ALIGNMENT
         deadline = time.monotonic() + wait_s
         with self._changed:
-            while self._used + size > self.limit:
+            while (first := self._fit(size)) is None:
                 if not self._writing or self._stalled or time.monotonic() >= deadline:
-                    return False
+                    return None
                 self._changed.wait(1.0)
                 check()
+            self._taken[first] = size
             self._used += size
             self._peak = max(self._peak, self._used)
-            return True
+            return first
 
     def writing(self) -> None:
         """A buffer was handed to a writer, which will release it."""
         with self._changed:
             self._writing += 1
 
-    def release(self, size: int, *, written: bool) -> None:
-        """Give `size` bytes back; `written`: by a writer."""
+    def release(self, first: int, *, written: bool) -> None:
+        """Give back what `acquire` gave; `written`: by a writer."""
         with self._changed:
+            size = self._taken.pop(first)
             self._used -= size
             self._writing -= written
+            place = bisect.bisect(self._holes, (first, 0))
+            if place < len(self._holes) and self._holes[place][0] == first + size:
+                size += self._holes.pop(place)[1]
+            if place and sum(self._holes[place - 1]) == first:
+                first, before = self._holes.pop(place - 1)
+                place, size = place - 1, size + before
+            self._holes.insert(place, (first, size))
             self._changed.notify_all()
+
+    def _fit(self, size: int) -> int | None:
+        for place, (first, room) in enumerate(self._holes):
+            if room >= size:
+                self._holes[place : place + 1] = [(first + size, room - size)] if room > size else []
+                return first
+        return None
 
     def patiently(self, operation: Callable[[], Result], wanted: Callable[[], bool] = lambda: True) -> Result:
         """Return what `operation` returns, trying again for as long as the disk is full.

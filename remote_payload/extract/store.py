@@ -50,6 +50,7 @@ class Buffer:
     token_ids: bytes
     loss_spans: list[list[int]] | None
     hidden: torch.Tensor | None
+    place: int | None  # of `hidden` in the pool
     statistics: torch.Tensor
     started: float  # time.monotonic()
     record_id: str | None = None
@@ -94,6 +95,8 @@ class SampleStore:
         if buffer_bytes < PIECES * self.row_bytes:
             raise ValueError(f"buffer_bytes {buffer_bytes} is less than {PIECES} tokens of {self.row_bytes} bytes")
         self.pool = BufferPool(buffer_bytes)
+        # Whole and at once: too little memory shows at load, and no step waits for pages to be pinned.
+        self._memory = torch.empty(buffer_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)
         self._piece_rows = buffer_bytes // PIECES // self.row_bytes
         prepare_for_threads()
         self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="ctl-writer")
@@ -109,7 +112,8 @@ class SampleStore:
         """
         tokens, size = len(token_ids), len(token_ids) * self.row_bytes
         streamed = is_streamed(size, self.pool.limit)
-        if not streamed and not self.pool.acquire(size, self.check):
+        place = None if streamed else self.pool.acquire(size, self.check)
+        if not streamed and place is None:
             self._deferred.append(index)
             return None
         pinned = self._stream is not None
@@ -118,9 +122,12 @@ class SampleStore:
             token_ids=array("q", token_ids).tobytes(),
             loss_spans=loss_spans,
             record_id=record_id,
-            hidden=None if streamed else self._host_tensor(tokens, self._hidden, self._dtype),
+            hidden=None if place is None else self._rows_at(place, tokens),
+            place=place,
             spill=self._spill(index, tokens) if streamed else None,
-            statistics=self._host_tensor(tokens, STATISTICS, torch.float32),
+            statistics=torch.empty(
+                (tokens, len(self._boundaries), STATISTICS), dtype=torch.float32, pin_memory=pinned
+            ),
             started=time.monotonic(),
             scales=torch.empty(tokens, dtype=torch.float32, pin_memory=pinned) if self._fp8 else None,
         )
@@ -166,8 +173,8 @@ class SampleStore:
     def discard(self, buffer: Buffer) -> None:
         """Forget a sample that starts again, or is given up."""
         buffer.wanted = False
-        if buffer.hidden is not None:
-            self.pool.release(buffer.hidden.nbytes, written=False)
+        if buffer.place is not None:
+            self.pool.release(buffer.place, written=False)
         else:
             self._submit(self._drop, buffer)
 
@@ -199,9 +206,10 @@ class SampleStore:
         states = len(self._boundaries)
         return Spill(self._output, self._form, index, tokens, states, self.row_bytes // states)
 
-    def _host_tensor(self, tokens: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-        # torch caches pinned memory, so that reuse costs no allocation.
-        return torch.empty((tokens, len(self._boundaries), width), dtype=dtype, pin_memory=self._stream is not None)
+    def _rows_at(self, place: int, tokens: int) -> torch.Tensor:
+        """Return the pool's memory from `place` on as [tokens, states, hidden] in store dtype."""
+        rows = self._memory[place : place + tokens * self.row_bytes].view(self._dtype)
+        return rows.view(tokens, len(self._boundaries), self._hidden)
 
     def _recorded(self) -> Any:
         if self._stream is None:
@@ -244,12 +252,15 @@ class SampleStore:
         """Hand rows to the writers in pieces; False if there was no room for one."""
         for first in range(0, len(rows), self._piece_rows):
             part = rows[first : first + self._piece_rows]
-            if not self.pool.acquire(part.nbytes, self.check):
+            place = self.pool.acquire(part.nbytes, self.check)
+            if place is None:
                 return False
-            piece = self._host_tensor(len(part), self._hidden, self._dtype)
+            piece = self._rows_at(place, len(part))
             piece.copy_(part, non_blocking=True)
             self.pool.writing()
-            buffer.writes.append(self._submit(self._write_piece, buffer, start + first, piece, self._recorded()))
+            buffer.writes.append(
+                self._submit(self._write_piece, buffer, start + first, piece, place, self._recorded())
+            )
         return True
 
     def _submit(self, task: Callable[..., None], *arguments: Any) -> Future[None]:
@@ -257,20 +268,20 @@ class SampleStore:
         self._futures.append(future)
         return future
 
-    def _write_piece(self, buffer: Buffer, start: int, piece: torch.Tensor, copied: Any) -> None:
+    def _write_piece(self, buffer: Buffer, start: int, piece: torch.Tensor, place: int, copied: Any) -> None:
         spill = buffer.spill
         assert spill is not None
         try:
             if copied is not None:
                 copied.synchronize()
-            for place, (first, last) in enumerate(spill.planes):
+            for plane, (first, last) in enumerate(spill.planes):
                 rows = piece[:, first:last].contiguous()
                 if buffer.wanted:
-                    self.pool.patiently(partial(spill.write, place, start, _bytes_of(rows)), lambda: buffer.wanted)
+                    self.pool.patiently(partial(spill.write, plane, start, _bytes_of(rows)), lambda: buffer.wanted)
         except Abandoned:
             pass  # reported as deferred by whoever gave it up
         finally:
-            self.pool.release(piece.nbytes, written=True)
+            self.pool.release(place, written=True)
 
     def _drop(self, buffer: Buffer) -> None:
         assert buffer.spill is not None
@@ -300,8 +311,8 @@ class SampleStore:
         except Abandoned:
             self._deferred.append(buffer.index)
         finally:
-            if buffer.hidden is not None:
-                self.pool.release(buffer.hidden.nbytes, written=True)
+            if buffer.place is not None:
+                self.pool.release(buffer.place, written=True)
 
     def _describe(self, buffer: Buffer, states: list[dict[str, Any]], digest: str) -> SampleData:
         return SampleData(

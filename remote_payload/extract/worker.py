@@ -96,6 +96,7 @@ class CaptureWorker(Base):
         hooked = set(settings.boundaries) - ({settings.layers} if settings.final_norm else set())
         self._hooks = LayerHooks(layers, sorted(hooked), hidden)
         near = {b + d for b in hooked for d in (-1, 0, 1) if 0 < b + d <= settings.layers} | hooked
+        near.add(settings.layers)  # for the final norm: what it was given
         self._probe_hooks = LayerHooks(layers, sorted(near), hidden)
         wanted = hooked - {0}
         if settings.capture != "hooks" and wanted and NativeStates.supported(self.model_runner, self._model):

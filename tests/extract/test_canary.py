@@ -48,6 +48,9 @@ def test_a_sound_capture_passes(session: dict[str, Any], name: str) -> None:
     [
         ("shifted_boundary", "canary-boundary", "convention"),
         ("doubled_norm", "canary-logits", ""),
+        ("doubled_norm", "canary-norm", "norm applied twice"),
+        ("norm_where_none_belongs", "canary-norm", "norm applied twice"),
+        ("missing_norm", "canary-norm", "the final norm is missing"),
         ("norm_where_none_belongs", "canary-logits", "already behind the final norm"),
         ("missing_norm", "canary-logits", "the final norm is missing"),
         ("dropped_final_state", "canary-states", "drop the last boundary"),

@@ -13,6 +13,7 @@ from remote_payload.extract.canary import (
     check_boundaries,
     check_identity,
     check_logits,
+    check_norm,
     check_rows,
     check_same,
     distances_apart,
@@ -243,3 +244,30 @@ def test_a_cached_prefix_is_a_finding_and_not_a_crash() -> None:
     rank.fail(CaptureError("sample 3: rows 0 to 16 were never computed"))
     (found,) = _judge(rank).findings
     assert "prefix caching is on" in found.cause
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("given", "cause"), [("without", "missing"), ("again", "twice"), ("expected", None)])
+def test_the_rows_tell_one_norm_from_two_where_tokens_cannot(
+    dtype: torch.dtype, given: str, cause: str | None
+) -> None:
+    """Weights near 1, as a young model's: two norms change a row by a tenth, and hardly a greedy token."""
+    before = 3 * rows().reshape(-1, 64)
+    weight = 1 + 0.1 * torch.randn(64, generator=torch.Generator().manual_seed(2))
+
+    def norm(states: torch.Tensor) -> torch.Tensor:
+        return states * states.square().mean(-1, keepdim=True).rsqrt() * weight
+
+    ways = {"expected": norm(before), "without": before, "again": norm(norm(before))}
+    ways = {name: way.to(dtype) for name, way in ways.items()}
+    found = check_norm(ways[given] * (1 + torch.finfo(dtype).eps), ways)
+    assert [finding.check for finding in found] == ([] if cause is None else ["norm"])
+    assert all(cause and cause in finding.cause for finding in found)
+
+
+def test_a_final_state_that_is_none_of_these_fails() -> None:
+    before = rows().reshape(-1, 64)
+    ways = {"expected": before, "again": before * 1.5}
+    for stored in (torch.randn(before.shape), before * float("nan")):
+        (found,) = check_norm(stored, ways)
+        assert "allowed" in found.what or "one norm more" in found.what
