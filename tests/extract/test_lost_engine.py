@@ -29,7 +29,9 @@ def fail(start: Any, place: str, how: str, *, rank: int = 0, times: int = 1, ran
     run: Run = start("qwen3-tiny", env=env, fault=faults.FAIL_AT, engine=engine, **fields)
     ended = time.time()
     assert run.code == 1, run.log[-4000:]
-    assert ended - float((run.folder.parent / "fault" / "when").read_text()) < SOON_S
+    seconds = ended - float((run.folder.parent / "fault" / "when").read_text())
+    print(f"{place} {how}, rank {rank} of {ranks}: ended after {seconds:.1f} s")
+    assert seconds < SOON_S
     assert _alive(run) == []
     if how == "raises":
         first = run.events("exception")[0]
