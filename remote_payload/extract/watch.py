@@ -104,16 +104,19 @@ class EngineWatch:
         return None if self._found is None else self._found.what
 
     def ranks(self, pids: Iterable[int]) -> None:
-        """Watch these processes, in the order of their ranks, and those between them and this one."""
+        """Watch these processes, in the order of their ranks, and those between them and this one.
+
+        What does not descend from this process (another node's, Ray's) is left alone: its pid says nothing here.
+        """
         for rank, pid in enumerate(pids):
-            name = f"rank {rank}"
-            while pid not in (0, 1, os.getpid()):
-                stat = read_stat(pid)
-                if stat is None:  # it died since it answered
-                    self._processes[pid, 0] = f"{name} (pid {pid})"
-                    break
-                self._processes.setdefault((pid, stat.start_ticks), f"{name} (pid {pid})")
-                name, pid = "the engine core", stat.ppid
+            chain: dict[Key, str] = {}
+            stat = read_stat(pid)
+            while stat is not None and stat.pid != os.getpid():
+                name = "the engine core" if chain else f"rank {rank}"
+                chain[stat.pid, stat.start_ticks] = f"{name} (pid {stat.pid})"
+                stat = read_stat(stat.ppid)
+            if stat is not None:
+                self._processes = {**chain, **self._processes}
 
     def kill_left(self) -> None:
         """Kill what is left of the watched processes after the engine's own shutdown.

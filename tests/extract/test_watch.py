@@ -113,6 +113,17 @@ def test_the_core_between_a_rank_and_the_driver_is_watched_too(tmp_path: Path) -
         time.sleep(0.01)
 
 
+def test_what_is_not_below_the_driver_is_neither_watched_nor_killed(tmp_path: Path) -> None:
+    started = subprocess.run(["sh", "-c", "sleep 600 >&- & echo $!"], stdout=subprocess.PIPE, check=True, timeout=60)
+    orphan, guard = int(started.stdout), watching(tmp_path)
+    try:
+        watched(guard, lambda: guard.ranks([orphan, os.getppid(), os.getpid()]), lambda: time.sleep(3 * GRACE_S))
+        guard.kill_left()
+        assert _alive(orphan)
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+
+
 def test_an_error_of_vllm_itself_is_kept_where_a_worker_says_why(tmp_path: Path, raises: Callable[[], None]) -> None:
     guard = watching(tmp_path)
     with pytest.raises(RuntimeError, match="see above"):
