@@ -26,6 +26,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from remote_payload.host.protocol import ExtractSpec
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 WAYS = {"plain": "LLM.generate, nothing captured", "ours": "ctl's extraction", "vllm": "vLLM's extract_hidden_states"}
 VOCABULARY, LONGEST = 8192, 1024
@@ -56,11 +58,12 @@ def prepare(folder: Path, options: argparse.Namespace) -> None:
             ids = [generator.randrange(10, VOCABULARY) for _ in range(length)]
             file.write(json.dumps({"input_ids": ids}) + "\n")
     (folder / "run").mkdir()
-    spec = {
+    spec: ExtractSpec = {
         "model": str(model), "revision": None, "trust_remote_code": False, "dtype": options.dtype,
         "data": str(folder / "data.jsonl"), "data_kind": "auto", "max_samples": None, "max_seq_len": LONGEST,
-        "boundaries": "eagle3", "final_norm": False, "store_dtype": "auto", "output": str(folder / "ours"),
-        "format": "speculators", "capture": "auto", "buffer_bytes": 4 << 30,
+        "over_long": "truncate", "shard": [1, 1], "canary": False, "rehearse": "never", "boundaries": "eagle3",
+        "final_norm": False, "store_dtype": "auto", "output": str(folder / "ours"), "format": "speculators",
+        "capture": "auto", "buffer_bytes": 4 << 30,
         "engine": {"load_format": "dummy", "max_num_batched_tokens": 4096, "tensor_parallel_size": 1},
     }  # fmt: skip
     host = {"name": "here", "accelerator": "cuda" if options.cuda else "cpu"}

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import json
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 from support.extraction import REPOSITORY
+
+from remote_payload.extract.settings import capture_settings, load_job, read_model_facts
+from remote_payload.host.protocol import ExtractSpec
 
 WORKER = "(Worker pid=11562) ERROR 11-30 04:46:12 [multiproc_executor.py:1063] "
 CORE = "(EngineCore pid=11466) ERROR 11-30 04:46:12 [core.py:1512] "
@@ -41,3 +47,13 @@ def test_the_first_error_of_a_worker_is_named_with_its_place(benchmark: ModuleTy
     )
     assert benchmark.first_error(LOG.splitlines()[-1:]).startswith("vllm.v1.engine.exceptions.EngineDeadError: ")
     assert benchmark.first_error(["killed"]) is None
+
+
+def test_its_plan_is_one_that_the_job_can_run(benchmark: ModuleType, tmp_path: Path) -> None:
+    options = argparse.Namespace(hidden=256, layers=8, tokens=500, dtype="float32", cuda=False)
+    benchmark.prepare(tmp_path, options)
+    spec = json.loads((tmp_path / "run" / "plan.json").read_text())["extract"]
+    assert set(spec) >= ExtractSpec.__required_keys__
+    job = load_job({"CTL_RUN_DIR": str(tmp_path / "run")})
+    facts = read_model_facts(job.spec)
+    assert capture_settings(job.spec, facts).boundaries == (2, 4, 5, 8)
