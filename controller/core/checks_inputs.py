@@ -186,12 +186,41 @@ def _check_shards(shards: Mapping[str, Any], spec: Mapping[str, Any]) -> Iterato
             why=some(shards["absent"]),
             fix=again,
         )
+    yield from _check_keys(shards.get("keys") or {}, again)
     cut = [f"{name}: empty" for name in shards["empty"]] + [f"{e['file']}: {e['why']}" for e in shards["truncated"]]
     if cut:
         yield failed(
             "model-shard-truncated",
             f"{len(cut)} of {shards['files']} weight files are not whole",
             why=some(cut),
+            fix=again,
+        )
+
+
+def _check_keys(keys: Mapping[str, Any], again: str) -> Iterator[Finding]:
+    """Judge the tensors' names against config.json: what a rehearsal, which cuts three layers out, cannot see."""
+    count = keys.get("layers")
+    missing, beyond = (some([str(number) for number in keys.get(name) or ()]) for name in ("missing", "beyond"))
+    if missing:
+        yield failed(
+            "model-layer-missing",
+            f"the tensors are of {count} decoder layers, config.json tells of more",
+            why=f"none is of layer {missing}",
+            fix=again,
+        )
+    if beyond:
+        yield warned(
+            "model-layer-beyond",
+            f"the tensors are of {count} decoder layers, config.json tells of fewer",
+            why=f"layer {beyond} would be left out, and boundary N is another one",
+            fix="compare `num_hidden_layers` with the model's card",
+        )
+    experts = keys.get("experts")
+    if experts:
+        yield failed(
+            "model-expert-missing",
+            f"layer {experts['layer']} has tensors of {experts['found']} experts, not those of config.json",
+            why=f"it concerns expert {some([str(number) for number in experts['wrong']])}",
             fix=again,
         )
 

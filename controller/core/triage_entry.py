@@ -43,7 +43,7 @@ def pattern(text: str) -> re.Pattern[str]:
 ECHOES = pattern(
     r"Engine core initialization failed|WorkerProc initialization failed|EngineDeadError|EngineGenerateError"
     r"|EngineCore encountered an issue|Worker failed with error"
-    r"|Engine process failed to start|^RuntimeError: cancelled"
+    r"|Engine process failed to start|^RuntimeError: cancelled|EngineLostError: rank \d+ raised"
 )
 """What a parent says of a child's failure; it names no cause of its own."""
 

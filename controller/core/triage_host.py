@@ -18,6 +18,7 @@ KILLED = Entry(
     what="a process was killed by a signal: {source}",
     why="it had no time to say anything: the kernel's out-of-memory killer, or somebody's `kill`",
     fix="`dmesg -T | grep -iE 'oom|killed|xid'` on the host, around that time",
+    exception=pattern(r"EngineLostError: the process of (?P<source>.+) is gone"),
     line=pattern(
         r"Worker proc (?P<source>\S+) died unexpectedly|Failed core proc\(s\): \{'(?P<name>[^']+)': -\d+"
         r"|pid \d+ died, exit code: -\d+"

@@ -151,11 +151,13 @@ def check_identity(
     """Each mean-centred row [rows, states, hidden] must be nearest to its twin in the other pass.
 
     Rivals are all rows of the same boundary and of the stored neighbours. Rows of a prefix that prompts share are
-    left out: they are rightly equal. Return findings and the smallest share over the boundaries.
+    left out, of the count too: they are rightly equal. Return findings and the smallest share over the boundaries.
     """
     findings, least = [], 1.0
     count, states, _ = first.shape
     own = torch.tensor(unshared(prompts), device=first.device)
+    if not bool(own.any()):
+        return [], 1.0  # the caller says that nothing is proven
     owner = torch.tensor([n for n, ids in enumerate(prompts) for _ in ids], device=first.device)
     centred = (second - second.mean(0, keepdim=True)).float()
     twins = torch.arange(count, device=first.device)
@@ -166,7 +168,7 @@ def check_identity(
         nearest = distances.argmin(1)
         # Equal distances (boundaries that are alike) are no proof of a swap.
         right = (distances[twins, twins] <= distances[twins, nearest]) | ~own
-        share = float(right.float().mean())
+        share = float(right[own].float().mean())
         least = min(least, share)
         if share < IDENTITY:
             wrong = nearest[~right]

@@ -27,6 +27,7 @@ from remote_payload.extract.canary import (
     check_same,
     distances_apart,
     logit_noise,
+    unshared,
 )
 from remote_payload.extract.collect import Step
 from remote_payload.extract.errors import CaptureError
@@ -128,6 +129,8 @@ class CanaryRank:
             report.sound = True
             found, report.figures["identity"] = check_identity(rows[BATCH], rows[SINGLE], prompts)
             report.findings += found
+            if not any(unshared(prompts)):
+                report.notes.append("all prompts are alike: nothing tells one's rows from another's")
             apart = report.figures["apart"] = distances_apart(rows[SINGLE])
             self._compare(report, rows, prompts, batch_cause or BATCH_CAUSE, apart)
             first = range(reference_prompts)

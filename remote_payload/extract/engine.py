@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from remote_payload.extract import arrow, output
@@ -44,6 +45,7 @@ from remote_payload.extract.settings import (
     load_job,
     read_model_facts,
 )
+from remote_payload.extract.watch import EngineWatch
 from remote_payload.host.files import write_json
 from remote_payload.host.journal import EventWriter, Journal
 
@@ -102,24 +104,34 @@ class Extraction:
             if not len(samples):
                 raise ConfigError(f"shard {spec['shard']} is empty: the data set gives {len(data.samples)} samples")
         pending, kept = self._take_over(samples, output.identity(spec, settings, facts))
+        watch = EngineWatch(self._job.paths.events, partial(self._give_up, pending))
         try:
-            path = "kept"
-            if len(pending):
-                with self._phase("load"):
-                    self._llm = self._load(arguments)
-                with self._phase("probe"):
-                    path = self._choose_path(self._llm, settings, pending)
-                    self._guard = CanaryGuard(
-                        self._llm, _answers_of(self._llm), self._job, facts, pending, self._events
-                    )
-                with self._phase("canary"):
-                    self._guard.check("start")
-            self._write_manifest(data, samples, settings, facts, path)
-            self._capture(pending, kept, total=len(samples))
+            with watch:
+                path = "kept"
+                if len(pending):
+                    with self._phase("load"):
+                        self._llm = self._load(arguments)
+                        watch.ranks(rank["pid"] for rank in self._llm.collective_rpc("ctl_facts"))
+                    with self._phase("probe"):
+                        path = self._choose_path(self._llm, settings, pending)
+                        self._guard = CanaryGuard(
+                            self._llm, _answers_of(self._llm), self._job, facts, pending, self._events
+                        )
+                    with self._phase("canary"):
+                        self._guard.check("start")
+                self._write_manifest(data, samples, settings, facts, path)
+                self._capture(pending, kept, total=len(samples))
         except Exception as error:
-            self._record_failures(pending, error)
+            if self._llm is not None:
+                shut_down(self._llm)
+            watch.kill_left()
+            self._record_failures(pending, watch.found or f"{type(error).__name__}: {error}")
             raise
         self._write_arrow(data)
+
+    def _give_up(self, pending: Samples, error: Exception) -> None:
+        ExceptionReporter(self._events, None).report(error, "driver")
+        self._record_failures(pending, str(error))
 
     def _capture(self, pending: Samples, kept: Counts, *, total: int) -> None:
         skipped = sum(count for code, count in self._skips.items() if code not in NOTICES)
@@ -158,12 +170,10 @@ class Extraction:
             rewrites=form.head is None or fp8,
         )
 
-    def _record_failures(self, pending: Samples, error: Exception) -> None:
+    def _record_failures(self, pending: Samples, why: str) -> None:
         """Give every sample that was not written its line, once nothing can write it any more."""
-        if self._llm is not None:
-            shut_down(self._llm)
         written = {record["index"] for record in LedgerTail(self._job.paths.ledger).read()}
-        why = f"{type(error).__name__}: {error}"[:WHY_LIMIT]
+        why = why[:WHY_LIMIT]
         with contextlib.suppress(OSError):  # a full disk must not hide the cause; verify counts them as missing
             for index in pending.indexes:
                 if index not in written:

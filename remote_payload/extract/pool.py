@@ -16,7 +16,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 DEFAULT_BUFFER_BYTES = 4 << 30
-"""Bytes a rank. Keeps 8 ranks below 32 GiB of pinned host memory."""
+"""Bytes a rank: 32 GiB on a host with 8. What torch's pinned allocator rounds up, and keeps once freed, is on top."""
 
 ALIGNMENT = 8
 """Bytes: of the widest number that a buffer may hold."""

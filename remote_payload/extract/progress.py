@@ -18,7 +18,7 @@ INTERVAL_S = 1.0
 
 
 class LedgerTail:
-    """Follows the ledgers `rank-*.jsonl` of a folder, whole lines only."""
+    """Follows the ranks' files `rank-*.jsonl` of a folder (ledgers or events), whole lines only."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

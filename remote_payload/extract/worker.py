@@ -157,8 +157,9 @@ class CaptureWorker(Base):
     def ctl_facts(self) -> dict[str, Any]:
         self._identity = identity.resolved(self.vllm_config, self.model_runner, self._model)
         return {
-            "rank": self.rank, "native": self._native is not None, "compiled": not self._eager.always,
-            "identity": self._identity, "repairs": self._repairs, "row_bytes": self._store.row_bytes,
+            "rank": self.rank, "pid": os.getpid(), "native": self._native is not None,
+            "compiled": not self._eager.always, "identity": self._identity, "repairs": self._repairs,
+            "row_bytes": self._store.row_bytes,
         }  # fmt: skip
 
     def ctl_probe(self, kind: str) -> None:

@@ -7,6 +7,7 @@ import os
 import struct
 from typing import Any, Dict, List, Optional, Set, Tuple
 
+from remote_payload.host.model_keys import compare_keys
 from remote_payload.host.sections import Note
 
 HEADER_LIMIT = 1 << 26
@@ -37,6 +38,8 @@ SIZES = {
     "qk_rope_head_dim": ("qk_rope_head_dim",),
     "max_positions": ("max_position_embeddings", "n_positions"),
     "rope": ("rope_scaling", "rope_parameters"),
+    "experts": ("n_routed_experts", "num_experts", "num_local_experts"),
+    "draft_layers": ("num_nextn_predict_layers",),
 }
 """Name in the report -> keys of config.json, or of its text_config, that say it."""
 
@@ -46,19 +49,21 @@ def probe_model(note: Note, path: str) -> Dict[str, Any]:
 
     `config`: {error, model_type, architectures, quantization, and SIZES, also out of `text_config`}. `shards`: {index
     (whether there is one), error, files, missing, empty, truncated: [{file, why}], absent: [tensor that the index
-    names and its shard's header lacks]}: every header is read and compared with the file's size. `remote_code`:
-    {"files": [Python files that the configuration or tokenizer wants run], "missing": [...]}.
+    names and its shard's header lacks], keys: `compare_keys` of all tensors}: every header is read and compared with
+    the file's size. `remote_code`: {"files": [Python files that the configuration or
+    tokenizer wants run], "missing": [...]}.
     """
     note(path)
     if not os.path.isdir(path):
         return {"path": path, "exists": False, "config": None, "shards": None, "tokenizer": [],
                 "remote_code": {"files": [], "missing": []}, "total_bytes": 0, "weight_bytes": 0}  # fmt: skip
     names = sorted(os.listdir(path))
-    shards, weight_bytes = _shards(note, path, names)
+    config = _config(os.path.join(path, "config.json"))
+    shards, weight_bytes = _shards(note, path, names, config)
     return {
         "path": path,
         "exists": True,
-        "config": _config(os.path.join(path, "config.json")),
+        "config": config,
         "shards": shards,
         "tokenizer": [name for name in TOKENIZER_FILES if name in names],
         "remote_code": _remote_code(path, names),
@@ -114,9 +119,10 @@ def _remote_code(folder: str, names: List[str]) -> Dict[str, List[str]]:
     return {"files": sorted(wanted), "missing": sorted(name for name in wanted if name not in names)}
 
 
-def _shards(note: Note, folder: str, names: List[str]) -> Tuple[Dict[str, Any], int]:
+def _shards(note: Note, folder: str, names: List[str], config: Dict[str, Any]) -> Tuple[Dict[str, Any], int]:
     answer: Dict[str, Any] = {
         "index": False, "error": None, "files": 0, "missing": [], "empty": [], "truncated": [], "absent": [],
+        "keys": None,
     }  # fmt: skip
     weight_bytes = 0
     try:
@@ -125,6 +131,7 @@ def _shards(note: Note, folder: str, names: List[str]) -> Tuple[Dict[str, Any], 
         answer.update(index=True, error=str(error))
         return answer, 0
     answer["files"] = len(expected)
+    keys: Set[str] = set().union(*expected.values())
     for name in sorted(expected):
         path = os.path.join(folder, name)
         note(path)
@@ -140,6 +147,10 @@ def _shards(note: Note, folder: str, names: List[str]) -> Tuple[Dict[str, Any], 
                 answer["truncated"].append({"file": name, "why": why})
             else:
                 answer["absent"] += sorted(expected[name] - tensors)
+                keys |= tensors
+    if answer["index"] or not (answer["missing"] or answer["empty"] or answer["truncated"]):
+        numbers = (config[name] for name in ("num_hidden_layers", "experts", "draft_layers"))
+        answer["keys"] = compare_keys(keys, *numbers)
     answer["absent"] = answer["absent"][:MAX_NAMED]
     return answer, weight_bytes
 

@@ -87,6 +87,7 @@ def test_checks_can_be_switched_off_and_the_plan_says_so() -> None:
     spec = plan()["extract"]
     assert spec is not None
     assert (spec["canary"], spec["rehearse"]) == (True, "auto")
+    assert spec["buffer_bytes"] == 4 << 30
     overrides = Overrides(canary=False, rehearse="never")
     made = planner.make_plan(host(), playbook(), overrides=overrides, **GIVEN)
     assert made["extract"] is not None

@@ -261,6 +261,21 @@ def test_a_rank_that_lost_its_peer_does_not_hide_who_was_killed() -> None:
     assert (without_kernel.code, without_kernel.rank) == ("killed", 1)
 
 
+def test_the_driver_names_a_process_that_is_gone_and_passes_on_what_a_rank_raised() -> None:
+    frame = 'Traceback (most recent call last):\n  File "/w.py", line 1, in a\n'
+    lost = f"{frame}remote_payload.extract.watch.EngineLostError: "
+    gone = triage(place_lines([("log", f"{lost}the process of rank 1 (pid 7) is gone: it was killed\n".encode())]))
+    assert gone is not None
+    assert (gone.code, gone.what) == ("killed", "a process was killed by a signal: rank 1 (pid 7)")
+    worker = "(Worker_TP1 pid=7) ERROR 11-29 19:00:00 [x.py:1] "
+    raised = "".join(f"{worker}{line}\n" for line in (frame + "ValueError: wrong").splitlines())
+    passed = triage(
+        place_lines([("log", f"{raised}{lost}rank 1 raised ValueError: wrong (in load_model)\n".encode())])
+    )
+    assert passed is not None
+    assert (passed.rank, passed.exception) == (1, "ValueError: wrong")
+
+
 DIED = "(EngineCore pid=3) ERROR 11-29 19:00:01 [x.py:1] Worker proc VllmWorker-1 died unexpectedly (-9)\n"
 OOM = "Out of memory: Killed process 4242 (python) total-vm:1kB"
 XID = "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from remote_payload.extract.canary import (
     Finding,
     Pass,
+    Report,
     check_boundaries,
     check_identity,
     check_logits,
@@ -22,7 +24,7 @@ from remote_payload.extract.canary import (
     unshared,
 )
 from remote_payload.extract.canary_rank import BATCH, CHUNKED, SINGLE, CanaryRank
-from remote_payload.extract.canary_run import LONG_TOKENS, PROMPTS, TOKENS, CanaryError, choose_prompts
+from remote_payload.extract.canary_run import LONG_TOKENS, PROMPTS, TOKENS, Canary, CanaryError, choose_prompts
 from remote_payload.extract.collect import Request, Segment, Step
 from remote_payload.extract.dataset import Sample
 from remote_payload.extract.errors import CaptureError
@@ -76,6 +78,21 @@ def test_noise_of_the_precision_passes_and_more_does_not(dtype: torch.dtype) -> 
     assert {(each.check, each.cause) for each in found} == {("a-against-b", "why")}
 
 
+def test_fp32_may_differ_by_1e5_and_half_precision_by_a_fifth_of_a_boundary() -> None:
+    exact = rows()
+    apart = distances_apart(exact)
+    for share, expected in ((0.99e-5, 0), (1.01e-5, STATES)):
+        found, errors = check_same(exact * (1 + share), exact, name="x", cause="", apart=apart)
+        assert len(found) == expected
+        assert max(errors) == pytest.approx(share, rel=0.02)
+    half = rows(torch.bfloat16)
+    for share, expected in ((0.19, 0), (0.21, 1)):
+        # The error of each row is `share` of the yardstick's distance, in one direction that bf16 holds.
+        found, (error,) = check_same(half[:, :1] * (1 + share), half[:, :1], name="x", cause="", apart=[1.0])
+        assert len(found) == expected
+        assert error == pytest.approx(share, rel=0.05)
+
+
 def test_in_half_precision_one_flipped_row_is_no_fault_and_in_fp32_it_is() -> None:
     for dtype, expected in ((torch.bfloat16, 0), (torch.float32, STATES)):
         flipped = rows(dtype)
@@ -104,6 +121,37 @@ def test_rows_of_a_shared_prefix_are_left_out() -> None:
     same = rows()[:8].clone()
     same[4:6] = same[:2]
     assert check_identity(same, same, shared) == ([], 1.0)
+
+
+def test_rows_of_a_shared_prefix_do_not_hide_wrong_ones() -> None:
+    prefix = list(range(100, 300))
+    prompts = [[*prefix, n] for n in range(4)]  # 4 rows of 804 can be told apart
+    assert sum(unshared(prompts)) == 4
+    made = torch.randn(sum(map(len, prompts)), STATES, 64, generator=torch.Generator().manual_seed(0)).cumsum(1)
+    wrong = made.clone()
+    last, other = len(prompts[0]) - 1, 2 * len(prompts[0]) - 1
+    wrong[[last, other]] = wrong[[other, last]]
+    found, share = check_identity(wrong, made, prompts)
+    assert share == 0.5
+    assert "another prompt" in found[0].what
+
+
+def test_prompts_that_are_all_alike_are_said_to_prove_no_identity() -> None:
+    alike = [[5, 6, 7]] * 2
+    assert check_identity(rows()[:6], rows()[:6], alike) == ([], 1.0)
+    rank = CanaryRank(SETTINGS)
+    for name in (SINGLE, BATCH):
+        rank.begin(name)
+        for number, ids in enumerate(alike):
+            request = Request(request_id="r", index=number, probe=True, token_ids=ids, loss_spans=None)
+            states = list(rows()[:3].unbind(1))
+            rank.keep(
+                Step(segments=[Segment(request=request, start=0, count=3)]), {"r": 0}, lambda states=states: states
+            )
+        rank.cut()
+    report = rank.judge(alike, reference_prompts=1, values=True, batch_cause="", device=torch.device("cpu"))
+    assert report.findings == []
+    assert report.notes == ["all prompts are alike: nothing tells one's rows from another's"]
 
 
 def test_a_stored_boundary_must_be_its_own_layers_output() -> None:
@@ -166,12 +214,47 @@ def test_prompts_come_from_the_data_and_fit(lengths: tuple[int, ...]) -> None:
     assert max(map(len, choose_prompts(samples, longest=20, vocabulary=91))) == 20
 
 
+SETTINGS = CaptureSettings(
+    boundaries=(0, 1, 2), layers=2, capture="hooks", final_norm=False, store_dtype="auto"
+)  # fmt: skip
+
+
+class Ranks:
+    """An engine of two ranks, as the driver's canary sees it. `found`: what a rank's pass finds, by method."""
+
+    def __init__(self, found: dict[str, list[list[Finding]]] | None = None) -> None:
+        self.found, self.calls = found or {}, Counter[str]()
+
+    def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        self.calls[method] += 1
+        if method == "ctl_canary_end":
+            return [[0], [0]]  # a prompt was cut
+        if method not in ("ctl_canary_judge", "ctl_canary_tokens"):
+            return [None, None]
+        reports = [Report(sound=True, findings=found) for found in self.found.get(method, [[], []])]
+        return [report.to_dict() for report in reports]
+
+    def generate(self, prompts: list[list[int]], extra: list[dict[str, Any]]) -> list[tuple[int, float]]:
+        return [(1, -0.5) for _ in prompts]
+
+    def canary(self) -> Canary:
+        return Canary(self, self.generate, [[1, 2, 3], [4, 5, 6, 7]], budget=64, longest=32)
+
+
+def test_all_ranks_judge_and_lead_to_tokens_and_one_of_them_stops_the_run() -> None:
+    sound = Ranks()
+    sound.canary().run("start", values=True)
+    # Logits are gathered from all ranks: a call to one alone would wait for ever.
+    assert (sound.calls["ctl_canary_judge"], sound.calls["ctl_canary_tokens"]) == (1, 1)
+    for method in ("ctl_canary_judge", "ctl_canary_tokens"):
+        second = Ranks({method: [[], [Finding(check="finite", what="rank 1 holds NaN")]]})
+        with pytest.raises(CanaryError, match="rank 1 holds NaN"):
+            second.canary().run("start", values=True)
+
+
 def _rank(*, chunk: int = 0) -> CanaryRank:
     """A rank that has seen its passes, each state a row after the other; `chunk` cuts the chunked pass."""
-    settings = CaptureSettings(
-        boundaries=(0, 1, 2), layers=2, capture="hooks", final_norm=False, store_dtype="auto"
-    )  # fmt: skip
-    rank = CanaryRank(settings)
+    rank = CanaryRank(SETTINGS)
     for name in (SINGLE, BATCH, CHUNKED):
         rank.begin(name)
         for number, ids in enumerate(IDS):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,11 @@ from safetensors.torch import load_file, save_file
 from support import faults
 from support.extraction import REPOSITORY, Run, execute, make_run
 
-from remote_payload.extract.rehearse import cut_boundaries, prove_writable
+from remote_payload.extract.rehearsal_cache import rehearsal_key
+from remote_payload.extract.rehearse import AUTO_BYTES, Rehearsal, cut_boundaries, prove_writable
+from remote_payload.extract.settings import load_job
+from remote_payload.host.files import read_json, write_json
+from remote_payload.host.journal import EventWriter
 
 MAX_LENGTH = 300
 ENGINE = {"enforce_eager": True, "max_num_batched_tokens": 512, "max_num_seqs": 8}
@@ -57,9 +63,101 @@ def test_kimi_is_rehearsed_on_its_own_weights(rehearsed: tuple[Run, Path]) -> No
     assert result["boundaries"] == [1, 2, 3]
     assert {"loader", "values", "boundary identity"} <= set(result["proven"])
     assert "memory at full depth" in result["not_proven"]
-    assert result["canary"]["figures"]["identity"] >= 0.99
+    figures = result["canary"]["figures"]
+    assert figures["identity"] >= 0.99
+    assert figures["logits"] == 1.0
+    # What the native path gave, held against the hooks' own states of the same layers.
+    assert result["capture_path"] == "native"
+    assert set(figures["boundary"]) == {"1", "2", "3"}
+    assert max(figures["boundary"].values()) <= 1e-5
     assert result["load_s"] > 0
     assert result["first_steps_s"] > 0
+
+
+class Recorded(Rehearsal):
+    """A rehearsal whose engine is said to have gone well. `planned`: what it was to run."""
+
+    planned: dict[str, Any]
+
+    def _execute(self, module: str) -> int:
+        self.planned = read_json(self._inner.plan) or {}
+        events = EventWriter(self._inner.events, "driver", "20260102-030405-abcdef", "here")
+        for name, seconds in (("load", 20.0), ("probe", 180.0)):
+            events.emit("phase", name=name, status="done", text="", seconds=seconds)
+        write_json(self._inner.verify, {"problems": [], "boundaries": [1, 2, 3], "capture_path": "native"})
+        return 0
+
+
+@pytest.fixture
+def recorded(data: Path, tmp_path: Path) -> Callable[..., tuple[Recorded, Run]]:
+    def make(model: Path, **extract: Any) -> tuple[Recorded, Run]:
+        fields = {"data": str(data), "rehearse": "fresh", "engine": ENGINE, **extract}
+        made = make_run(tmp_path, model=str(model), **fields)
+        plan = json.loads((made.folder / "plan.json").read_text())
+        plan["host"]["workdir"] = str(tmp_path)
+        events = EventWriter(str(made.folder / "events"), "rehearse", plan["run_id"], "here")
+        return Recorded(load_job({"CTL_RUN_DIR": str(made.folder)}), plan, events), made
+
+    return make
+
+
+def test_it_runs_the_real_jobs_engine_on_the_real_data(recorded: Any, model: Any, data: Path) -> None:
+    engine = {**ENGINE, "tensor_parallel_size": 2, "enable_expert_parallel": True}
+    rehearsal, made = recorded(model("kimi-k25-tiny"), engine=engine, shard=[2, 4], canary=False, format="specforge")
+    rehearsal.run()
+    real = json.loads((made.folder / "plan.json").read_text())["extract"]
+    inner = rehearsal.planned["extract"]
+    changed = {name for name in real if inner[name] != real[name]}
+    assert changed == {"model", "output", "max_samples", "shard", "boundaries", "canary"}
+    assert (inner["engine"], inner["data"]) == (engine, str(data))
+    assert 0 < inner["max_samples"] <= 8
+    assert (inner["canary"], inner["shard"]) == (True, [1, 1])
+    result = json.loads((made.folder / "rehearsal.json").read_text())
+    # What compiles in the first steps is told apart from the load.
+    assert (result["load_s"], result["first_steps_s"]) == (20.0, 180.0)
+    assert result["not_proven"] == ["memory at full depth", "the tensors of the other layers"]
+
+
+def test_dummy_weights_are_said_to_prove_less(recorded: Any, model: Any, tmp_path: Path) -> None:
+    source = _copy(model("qwen3-tiny"), tmp_path)
+    os.rename(source / "model.safetensors", source / "pytorch_model.bin")
+    rehearsal, made = recorded(source)
+    rehearsal.run()
+    assert rehearsal.planned["extract"]["engine"] == {**ENGINE, "load_format": "dummy"}
+    result = json.loads((made.folder / "rehearsal.json").read_text())
+    assert result["weights"] == "dummy"
+    assert {"loader", "values", "boundary identity"} <= set(result["not_proven"])
+    assert not {"loader", "values", "boundary identity"} & set(result["proven"])
+    told = {event["code"]: event["text"] for event in made.events("notice")}
+    assert "loader, values, boundary identity not proven" in told["rehearsal-dummy"]
+    assert "loader, values, boundary identity" in told["rehearsed"]
+
+
+def test_a_load_that_takes_long_is_rehearsed_by_itself(recorded: Any, model: Any, tmp_path: Path) -> None:
+    source = _copy(model("qwen3-tiny"), tmp_path)
+    with (source / "rest.pt").open("wb") as file:
+        file.truncate(AUTO_BYTES)  # a hole: it takes no room
+    rehearsal, made = recorded(source, rehearse="auto")
+    rehearsal.run()
+    assert json.loads((made.folder / "rehearsal.json").read_text())["remembered"] is False
+
+
+def test_a_rehearsal_is_known_by_host_environment_architecture_and_payload(model: Any, tmp_path: Path) -> None:
+    source = _copy(model("qwen3-tiny"), tmp_path)
+    plan = json.loads((make_run(tmp_path, model=str(source)).folder / "plan.json").read_text())
+    key = rehearsal_key(plan, str(source))
+    assert rehearsal_key({**plan, "run_id": "20260102-030405-fedcba"}, str(source)) == key
+    others = [
+        {**plan, "host": {**plan["host"], "name": "another"}},
+        {**plan, "job": {**plan["job"], "env": {"VLLM_USE_V2_MODEL_RUNNER": "1"}}},
+        {**plan, "payload": "1" * 64},
+        *({**plan, "extract": {**plan["extract"], **change}} for change in (
+            {"engine": {"max_num_seqs": 9}}, {"boundaries": [1]}, {"format": "specforge"}, {"data": "other.jsonl"},
+        )),
+    ]  # fmt: skip
+    (source / "config.json").write_text((source / "config.json").read_text() + " ")
+    keys = [key, rehearsal_key(plan, str(source)), *(rehearsal_key(each, str(source)) for each in others)]
+    assert len(set(keys)) == len(keys)
 
 
 @pytest.mark.engine
@@ -197,6 +295,24 @@ def test_another_vllm_than_expected_is_caught(rehearse: Any, model: Any, fault: 
     run = rehearse(model("qwen3-tiny"), fault=fault)
     assert run.code == 1, run.log[-3000:]
     assert words in problems(run)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_worker_that_fails_in_mid_capture_ends_the_rehearsal(
+    rehearse: Any, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CTL_FAULT", "capture raises 0 2")
+    run = rehearse(model("qwen3-tiny"), fault=faults.FAIL_AT, engine={**ENGINE, "max_num_batched_tokens": 64})
+    ended = time.time()
+    assert run.code == 1, run.log[-3000:]
+    assert ended - float((run.folder.parent / "fault" / "when").read_text()) < 60
+    first, *_ = run.events("exception")
+    assert (first["where"], first["rank"]) == ("rehearsal: execute_model", 0)
+    assert first["traceback"].endswith("RuntimeError: seeded fault: capture\n")
+    (problem,) = run.events("problem")
+    assert (problem["code"], problem["why"]) == ("rehearsal-failed", "RuntimeError: seeded fault: capture")
+    assert not (run.folder / "rehearsal").exists()
 
 
 def test_boundaries_of_the_cut_stand_for_the_wanted_ones() -> None:

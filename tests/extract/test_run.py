@@ -122,6 +122,14 @@ def test_a_whole_run_verifies(kimi_native: Run) -> None:
     assert document["shape"] == {"hidden": 128, "states": 4, "dtype": "float32"}
     assert document["tokens_per_s"] > 0
     assert document["timings"]["load_s"] > 0
+    assert document["missing"] == []
+    for state in document["states"]:
+        assert 0 < state["norm_mean"] <= state["norm_max"]
+        assert (state["nan"], state["inf"], state["zero_rows"]) == (0, 0, 0)
+    assert sum(each["samples"] for each in document["token_lengths"]) == 20
+    assert [rank["rank"] for rank in document["ranks"]] == [0, 1]
+    assert sum(rank["files"] for rank in document["ranks"]) == 20
+    assert sum(rank["bytes"] for rank in document["ranks"]) == document["bytes"]
 
 
 @pytest.mark.parametrize(

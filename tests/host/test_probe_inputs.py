@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.probing import quiet
 
+from remote_payload.host.model_keys import compare_keys
 from remote_payload.host.probe_data import probe_data
 from remote_payload.host.probe_model import probe_model
 
 
-def safetensors(tensors: int = 2, size: int = 100) -> bytes:
+def safetensors(tensors: int = 2, size: int = 100, names: Sequence[str] = ()) -> bytes:
+    names = names or [f"t{number}" for number in range(tensors)]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    for number in range(tensors):
-        header[f"t{number}"] = {"dtype": "U8", "shape": [size], "data_offsets": [number * size, (number + 1) * size]}
+    for number, name in enumerate(names):
+        header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [number * size, (number + 1) * size]}
     text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + bytes(tensors * size)
+    return struct.pack("<Q", len(text)) + text + bytes(len(names) * size)
 
 
 @pytest.fixture
@@ -49,10 +52,11 @@ class TestModel:
             "error": None, "model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"],
             "num_hidden_layers": 61, "hidden_size": 7168, "dtype": "bfloat16", "quantization": "compressed-tensors",
             "attention_heads": 64, "kv_heads": None, "head_dim": None, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
-            "max_positions": 262144, "rope": None,
+            "max_positions": 262144, "rope": None, "experts": None, "draft_layers": None,
         }  # fmt: skip
         assert found["shards"] == {
             "index": True, "error": None, "files": 2, "missing": [], "empty": [], "truncated": [], "absent": [],
+            "keys": None,  # no tensor of it is of a layer
         }  # fmt: skip
         assert found["tokenizer"] == ["tokenizer_config.json"]
         assert found["total_bytes"] == sum(path.stat().st_size for path in model.iterdir())
@@ -92,6 +96,37 @@ class TestModel:
         weights["weight_map"]["lm_head.weight"] = "model-00001-of-00002.safetensors"
         index.write_text(json.dumps(weights))
         assert probe_model(quiet, str(model))["shards"]["absent"] == ["lm_head.weight"]
+
+    @pytest.mark.parametrize("index", [True, False])
+    def test_tensors_are_held_against_the_configuration(self, model: Path, index: bool) -> None:
+        config = json.loads((model / "config.json").read_text())
+        config["text_config"].update(num_hidden_layers=3, n_routed_experts=2)
+        (model / "config.json").write_text(json.dumps(config))
+        names = [f"language_model.model.layers.{n}.mlp.experts.{e}.up_proj.weight" for n in (1, 2) for e in (0, 1)]
+        names.remove("language_model.model.layers.2.mlp.experts.1.up_proj.weight")
+        names += ["language_model.model.layers.2.norm.weight", "vision_tower.encoder.blocks.26.norm.weight"]
+        for path in model.glob("*.safetensors*"):
+            path.unlink()
+        (model / "model-1.safetensors").write_bytes(safetensors(names=names))
+        if index:
+            weights = {"weight_map": dict.fromkeys(names, "model-1.safetensors")}
+            (model / "model.safetensors.index.json").write_text(json.dumps(weights))
+        assert probe_model(quiet, str(model))["shards"]["keys"] == {
+            "layers": 2, "missing": [0], "beyond": [], "experts": {"layer": 2, "found": 1, "wrong": [1]}
+        }  # fmt: skip
+
+    def test_layers_of_a_draft_model_are_no_more_than_told(self) -> None:
+        names = [f"model.layers.{number}.mlp.weight" for number in range(5)]
+        assert compare_keys(names, 4, None, 1) == {"layers": 5, "missing": [], "beyond": [], "experts": None}
+        assert compare_keys(names, 4, None, None) == {"layers": 5, "missing": [], "beyond": [4], "experts": None}
+        assert compare_keys(["transformer.h.0.attn.weight"], 1, 8, None) == {
+            "layers": 1,
+            "missing": [],
+            "beyond": [],
+            "experts": None,
+        }  # fmt: skip - experts in one tensor have no number
+        assert compare_keys(names, None, None, None) is None
+        assert compare_keys(["blk.weight", "vision.layers.0.weight"], 4, None, None) is None
 
     def test_code_that_the_configuration_wants_run(self, model: Path) -> None:
         config = json.loads((model / "config.json").read_text())

@@ -71,6 +71,46 @@ def apply():
             del model.embed_input_ids
 """
 
+FAIL_AT = """
+import os, signal, time
+from pathlib import Path
+
+def apply():
+    # A worker that fails or dies where CTL_FAULT says: "PLACE HOW RANK TIMES", at the TIMES-th time.
+    from remote_payload.extract import canary_rank, hooks, store, worker
+    place, how, rank, times = os.environ["CTL_FAULT"].split()
+    owner, name = {
+        "load": (worker.CaptureWorker, "_make_store"),
+        "forward": (hooks.LayerHooks, "_keep"),
+        "probe": (worker.CaptureWorker, "_keep_probes"),
+        "canary": (canary_rank.CanaryRank, "keep"),
+        "judge": (canary_rank.CanaryRank, "judge"),
+        "capture": (worker.CaptureWorker, "_keep_samples"),
+        "write": (store.SampleStore, "_write"),
+        "drain": (store.SampleStore, "drain"),
+    }[place]
+    original, seen = getattr(owner, name), []
+
+    def failing(*arguments, **named):
+        seen.append(None)
+        if len(seen) == int(times) and ranks == [int(rank)]:
+            Path(__file__).with_name("when").write_text(str(time.time()))
+            if how == "raises":
+                raise RuntimeError(f"seeded fault: {place}")
+            os.kill(os.getppid() if how == "kills-core" else os.getpid(), signal.SIGKILL)
+            time.sleep(3600)
+        return original(*arguments, **named)
+
+    ranks, begin = [], worker.CaptureWorker.__init__
+
+    def init(self, *arguments, **named):
+        begin(self, *arguments, **named)
+        ranks.append(self.rank)
+
+    worker.CaptureWorker.__init__ = init
+    setattr(owner, name, failing)
+"""
+
 
 def install(folder: Path, source: str) -> Path:
     """Write the fault as a distribution into `folder` and return it."""
