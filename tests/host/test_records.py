@@ -153,6 +153,32 @@ def test_the_summary_merges_verify_and_lists_causes_before_the_verdict(tmp_path:
     assert allowed["allowed"] == ["disk-low"]
 
 
+def test_an_extraction_that_was_not_verified_says_how_far_it_came(tmp_path: Path) -> None:
+    paths = RunPaths(str(tmp_path))
+    os.makedirs(paths.ledger)
+    assert "samples" not in build_summary(paths, PLAN, result()), "nothing is known of what was wanted"
+    driver = EventWriter(paths.events, "driver", "run", "box")
+    for done in (1, 2):
+        driver.emit("progress", done=done, total=10)
+    lines = {
+        "driver": [
+            {"index": 0, "kept": True},
+            {"index": 3, "skipped": "empty"},
+            {"index": 9, "failed": "job-failed"},
+        ],
+        "rank-0": [{"index": 2}, {"index": 4}, {"index": 4}],
+        "rank-1": [{"index": 1}],
+    }
+    for name, records in lines.items():
+        Path(paths.ledger, f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    counted = {"expected": 10, "written": 4, "skipped": 1, "failed": 0, "missing": 6}
+    assert build_summary(paths, PLAN, result())["samples"] == counted
+    command = {**PLAN, "job": {"kind": "command"}}
+    assert "samples" not in build_summary(paths, command, result())
+    Path(paths.verify).write_text(json.dumps({"samples": {"expected": 3}}))
+    assert build_summary(paths, PLAN, result())["samples"] == {"expected": 3}, "a look at the files knows better"
+
+
 def test_an_unreadable_verify_is_a_problem_not_a_crash(tmp_path: Path) -> None:
     (tmp_path / "verify.json").write_text("{")
     summary = build_summary(RunPaths(str(tmp_path)), PLAN, result(end_reason="succeeded"))
