@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
 import time
@@ -229,4 +230,38 @@ def test_a_killed_core_and_a_killed_worker_end_the_run_and_the_next_ones_complet
         there = len(ended.kept | ended.written)
         counts = {"expected": SAMPLES, "written": there, "skipped": 0, "failed": 0, "missing": SAMPLES - there}
         assert summary["samples"] == counts
+    complete(job, written)
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_and_a_killed_supervisor(project: Project) -> None:
+    """A worker that does not run is named, by rank and by process; an orphaned tree is seen, and ended by `stop`."""
+    job = Job(project, "stopped", MORE).write()
+    ended = strike(job, "Worker_TP1", signal.SIGSTOP)
+    written = ended.written
+    message = ended.summary["problems"][-1]["what"]
+    assert (ended.code, ended.summary["end_reason"]) == (100, "limit-exceeded")
+    silent = [f"rank-{rank} has been silent for " for rank in range(2)]
+    assert re.match(rf"silence_timeout: no line of log and no event for \d+ s \(limit {SILENCE_S} s\); ", message)
+    assert all(words in message for words in silent), message
+    assert re.search(rf"process {ended.victim.pid} \(.+\) does not run: stopped by a signal", message), message
+    assert message in " ".join(ended.screen.split())
+
+    with extraction(job) as run:
+        tree = run.tree()
+        shm = open_shm(tree)
+        engine = {member(tree, name).pid for name in ("EngineCore", "Worker_TP0", "Worker_TP1")}
+        supervisor = run.record()["supervisor"]
+        assert send_signal(supervisor["pid"], supervisor["start_ticks"], signal.SIGKILL)
+        row = next(row for row in project.json("ps", "--host", "demo")["runs"] if row["run_id"] == run.run_id)
+        assert row["state"] == "orphaned", row
+        assert re.search(r"[1-9]\d* processes of the job live: ", row["evidence"])
+        stopped = project.json("stop", run.run_id, "--grace", "5")
+        assert (stopped["state"], stopped["end_reason"], stopped["gpus_clean"]) == ("finished", "stopped", True)
+        assert engine <= {each["pid"] for each in stopped["killed"]}
+        nothing_is_left(run, tree, shm, stopped)
+        code, screen = run.end()
+        assert code == 103, screen
+        assert screen.count("the supervisor is dead and the job goes on") == 1
+        written |= set(run.written())
     complete(job, written)
