@@ -89,6 +89,7 @@ def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress:
             raise Interrupted("interrupted: nothing was launched") from None
         stack.callback(run.close)
         if detach:
+            stack.close()  # before a word is said: a last frame would be drawn over it
             return _detached(run, as_json=as_json)
         sink.control(RunControls(run))
         return _watch(run, as_json=as_json, view_stack=stack)

@@ -31,7 +31,7 @@ def known_of(folder: RunFolder, plan: Plan | None = None, *, live: bool = True) 
     """
     plan = plan or load_plan(folder)
     return Known(
-        title=plan["job"]["name"] if plan else "",
+        title=plan["job"]["name"] if plan else str((folder.read("local.json") or {}).get("name") or ""),
         earlier=_earlier(folder) if live else (),
         ranks=gpu_ranks(plan) if plan else {},
         usual=usual_seconds(earlier_runs(plan)) if plan else {},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
 
 from controller.afterwards import Afterwards
 from controller.contact import Ask, Pause, host_context, list_runs, open_transport, pushed_context
@@ -44,21 +46,24 @@ def open_run(
             host = _host_of(workspace, run_id, unknown)
         if host is None:
             raise
-        return _adopt_run(workspace, run_id, workspace.config.host(host), sinks, ask, pause)
-    plan = load_plan(folder)
-    if (folder.read("local.json") or {}).get("status") in ("planned", "refused"):
+        return _adopt_run(workspace.runs_dir, run_id, workspace.config.host(host), sinks, ask, pause)
+    local = folder.read("local.json") or {}
+    if local.get("status") in ("planned", "refused"):
         raise UsageError(
             f"run {folder.run_id} was never launched",
             why=f"it was refused or given up before; what was seen is in {folder.path}/events",
             fix="see `ctl preflight`, then start a new one",
             code="not-launched",
         )
-    record = (folder.read("local.json") or {}).get("host")
+    plan, record = load_plan(folder), local.get("host")
     if plan is None or record is None:
-        raise UsageError(
+        # Its copy was cut off before the plan came, or files were lost here: the host still says what the run is.
+        missing = UsageError(
             f"{folder.path} holds no plan", why="it was not made by ctl, or its copy was cut off",
-            fix=f"attach anew: `ctl attach {folder.run_id} --host HOST`",
+            fix=f"name the host of the run: `ctl attach {folder.run_id} --host HOST`",
         )  # fmt: skip
+        name = host or (record["name"] if record else _host_of(workspace, folder.run_id, missing))
+        return _adopt_run(folder.path.parent, folder.run_id, workspace.config.host(name), sinks, ask, pause)
     target = workspace.config.host(host or record["name"])
     transport = open_transport(target, ask=ask, pause=pause)
     return Run(folder, transport, plan["host"], plan["payload"], sinks, afterwards=Afterwards.of(target))
@@ -87,27 +92,26 @@ def _host_of(workspace: Workspace, run_id: str, unknown: UsageError) -> str:
     raise UsageError(unknown.what, why=asked or unknown.why, fix=unknown.fix, code=unknown.code)
 
 
-def _adopt_run(
-    workspace: Workspace, run_id: str, host: Host, sinks: Sequence[Sink], ask: Ask | None, pause: Pause
-) -> Run:
+def _adopt_run(runs_dir: Path, run_id: str, host: Host, sinks: Sequence[Sink], ask: Ask | None, pause: Pause) -> Run:
     """Find a run that was launched elsewhere: the host's own list says which payload operates it."""
     with ExitStack() as undo:
         transport = open_transport(host, ask=ask, pause=pause)
         undo.callback(transport.close)
         ctx = pushed_context(host, transport)
-        run_id, payload = _listed_run(ctx, run_id)
-        with copying(workspace.runs_dir / run_id):
-            folder = RunFolder.create(workspace.runs_dir, run_id)
-            folder.write_local(host=host.record(), status="launched")
+        row = _listed_run(ctx, run_id)
+        with copying(runs_dir / row["run_id"]):
+            folder = RunFolder.create(runs_dir, row["run_id"])
+            # The plan comes with the copy, after a log of gigabytes; a view names the run before that.
+            folder.write_local(host=host.record(), status="launched", name=row.get("name"))
         undo.pop_all()  # the connection goes on to serve the run
-    return Run(folder, transport, host.record(), payload, sinks, afterwards=Afterwards.of(host))
+    return Run(folder, transport, host.record(), row["payload"], sinks, afterwards=Afterwards.of(host))
 
 
-def _listed_run(ctx: Context, run_id: str) -> tuple[str, str]:
-    """Return the whole id of a run that the host lists, and its payload. Raises UsageError."""
+def _listed_run(ctx: Context, run_id: str) -> dict[str, Any]:
+    """Return the host's row of the run that this id, or a part of it, means. Raises UsageError."""
     host = ctx.host["name"]
-    payloads = {row["run_id"]: row["payload"] for row in list_runs(ctx)["runs"]}
-    matches = matching(run_id, payloads)
+    rows: dict[str, dict[str, Any]] = {row["run_id"]: row for row in list_runs(ctx)["runs"]}
+    matches = matching(run_id, rows)
     if len(matches) != 1:
         raise UsageError(
             f"{run_id!r} is ambiguous on {host}" if matches else f"no run {run_id!r} on {host}",
@@ -115,4 +119,4 @@ def _listed_run(ctx: Context, run_id: str) -> tuple[str, str]:
             fix=f"list its runs with `ctl ps --host {host}`",
             code="run-ambiguous" if matches else "run-unknown",
         )
-    return matches[0], payloads[matches[0]]
+    return rows[matches[0]]

@@ -66,7 +66,10 @@ class RunFolder:
         return document if isinstance(document, dict) else None
 
     def write_local(self, **fields: Any) -> None:
-        """Merge `fields` into local.json: host (its name), status (planned, refused, launched, unknown)."""
+        """Merge `fields` into local.json: host (as in the plan), status, name.
+
+        The status is planned, refused, launched or unknown.
+        """
         record = {"schema": LOCAL_SCHEMA, **(self.read("local.json") or {}), **fields}
         self._write("local.json", record)
 

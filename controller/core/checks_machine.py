@@ -97,19 +97,22 @@ def check_lease(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
             continue  # one run holds a lease for each of its GPUs
         seen.add(run)
         who = f"run {run} of {lease.get('user')}"
+        is_ours = lease.get("user") == report.get("user")
         if lease["state"] == "held" and lease.get("alive") != "dead":
             yield failed(
                 "lease-busy",
                 f"{who} holds the lease",
                 why=f"since {lease.get('since')}; {lease.get('evidence')}",
-                fix=f"wait for it with `ctl attach {run}`, or `ctl stop {run}`",
+                fix="queue behind it with `--wait`, or "
+                + (f"end it with `ctl stop {run}`" if is_ours else f"ask {lease.get('user')} to end it"),
             )
         else:
             yield warned(
                 "lease-dirty",
                 f"{who} ended without giving its lease back",
                 why=str(lease.get("evidence")),
-                fix=f"`ctl stop {run}` clears it up; else the next run must first prove that nothing of it lives",
+                fix=f"`ctl stop {run}` {'clears' if is_ours else 'of that user clears'} it up; "
+                "else the next run must first prove that nothing of it lives",
             )
     if not ours:
         yield passed("lease", "no other run holds the lease")

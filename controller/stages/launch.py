@@ -53,7 +53,7 @@ def run(
     body = json.dumps({"plan": plan, "secrets": dict(secret_values)}).encode()
     try:
         confirmation = _settle(ctx, plan, request, body, nonce, started + patience_s)
-        _check(confirmation)
+        _check(confirmation, ctx.host["name"])
     except CtlError as error:
         ctx.emit("stage", name="launch", status="failed", text=error.what)
         raise
@@ -125,7 +125,7 @@ def _cancel(ctx: Context, plan: Plan) -> Confirmation:
     return Confirmation(nonce="", outcome=answer["outcome"], run=answer["run"], result=None, detail=None)
 
 
-def _check(confirmation: Confirmation) -> None:
+def _check(confirmation: Confirmation, host: str) -> None:
     if confirmation["outcome"] in ("launched", "exists"):
         return
     result = confirmation["result"]
@@ -134,7 +134,7 @@ def _check(confirmation: Confirmation) -> None:
         raise RefusedError(
             result["message"] or "the host refused the run",
             why=str(detail.get("why", "")),
-            fix=str(detail.get("fix", "see who holds it with `ctl ps --host HOST`")),
+            fix=str(detail.get("fix", f"see who holds it with `ctl ps --host {host}`")),
             code=result["end_reason"],
             data=detail,
         )

@@ -20,6 +20,7 @@ from controller.transport.base import Process
 from remote_payload.host.errors import ProtocolError
 from remote_payload.host.framing import FrameReader, pack_frame
 from remote_payload.host.layout import LOG_GAPS, LOG_TIMES
+from remote_payload.host.protocol import RunState
 
 SILENCE_S = 20.0
 """Twenty missed heartbeats: more than any hiccup of a loaded host, less than a person's patience."""
@@ -181,6 +182,7 @@ class _Watcher:
         elif kind == "document":
             self._mirror.replace(str(header["path"]), body)
         elif kind in ("status", "end"):
+            self._tell_orphaned(str(header.get("state")))
             self.state = str(header.get("state"))
             self.end_reason = header.get("end_reason", self.end_reason)
             if kind == "end":
@@ -193,6 +195,15 @@ class _Watcher:
                     )
                 return True
         return False  # other kinds come from a newer payload and are not for this version
+
+    def _tell_orphaned(self, state: str) -> None:
+        """Say once that a run goes on without its supervisor: nobody else will, and its limits hold no more."""
+        if state == RunState.ORPHANED.value != self.state:
+            self._ctx.emit(
+                "notice", level="warn", code="orphaned",
+                text="the supervisor is dead and the job goes on: nobody holds it to its limits or ends what it "
+                f"leaves; `ctl stop {self._run_id}` does",
+            )  # fmt: skip
 
     def _append(self, name: str, offset: int, body: bytes) -> None:
         self._mirror.append(name, offset, body)

@@ -33,8 +33,9 @@ def print_stop(console: Console, record: Mapping[str, Any]) -> None:
     files_only = record.get("gpus_clean") is True and ours
     verdict = "no process is left" if files_only else clean_text(record.get("gpus_clean"))
     parts = ["" if message == words else message, verdict]
-    if record.get("killed"):
-        parts.append(f"killed by force: {len(record['killed'])}")
+    forced = {each["pid"] for each in record.get("killed") or () if each.get("signal") == "SIGKILL"}
+    if forced:
+        parts.append(f"killed by force: {len(forced)}")
     _print(console, Text("  " + "; ".join(part for part in parts if part)))
     for leftover in ours:
         _print(console, Text.assemble(("  left: ", "yellow"), clean(_leftover_text(leftover))))

@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 import traceback
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from remote_payload.host import container
 from remote_payload.host.cgroup import Cgroup
@@ -120,6 +120,7 @@ def write_result(
     leftovers: List[Dict[str, Any]],
     boot_s: float,
     baseline: Optional[Baseline],
+    killed: Sequence[Dict[str, Any]] = (),
     oom_kills: Optional[int] = None,
 ) -> Result:
     """Write summary.json, then result.json. `oom_kills` are those of the job's own cgroup. Raises OSError."""
@@ -136,6 +137,7 @@ def write_result(
         ended=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         duration_s=round(max(0.0, boot_seconds() - boot_s), 3),
         gpus_clean=clean,
+        killed=list(killed),
         leftovers=leftovers,
         log_bytes=log_bytes,
         log_sha256=log_sha256,

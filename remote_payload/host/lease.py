@@ -152,7 +152,16 @@ def clear_record(path: str, run_id: str, clean: bool) -> Optional[str]:
     Nothing is changed if another run has taken it since.
     """
     try:
+        descriptor = open_shared(path, create=False)
+        try:
+            record = _read_record(descriptor)
+        finally:
+            os.close(descriptor)
+        if record is None or record.get("run_id") != run_id:
+            return None  # another run's, which may hold it: its lock is not asked for
         descriptor = _lock(path)
+    except FileNotFoundError:
+        return None
     except LeaseRefused as refused:
         return str(refused)
     except OSError as error:

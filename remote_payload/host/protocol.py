@@ -291,6 +291,7 @@ class Result(TypedDict):
     ended: str
     duration_s: float
     gpus_clean: Union[bool, str]  # True, False or "unknown"; measured after the end
+    killed: List[Dict[str, Any]]  # {pid, comm, signal} of each signal that ended what the job left; see `stop`
     leftovers: List[Dict[str, Any]]  # what could not be removed, with the reason; `ours` False: other people's
     log_bytes: int  # of the segments that are there, with the hash over them in order
     log_sha256: str

@@ -8,6 +8,7 @@ import signal
 import time
 from typing import Any, BinaryIO, Dict, List
 
+from remote_payload.host import container
 from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.children import reap_adopted
 from remote_payload.host.errors import HostError
@@ -17,8 +18,9 @@ from remote_payload.host.follow import collect_faults
 from remote_payload.host.journal import EventWriter
 from remote_payload.host.layout import Layout, RunPaths, check_run_id
 from remote_payload.host.lease import clear_record
+from remote_payload.host.leftovers import SHM, delete_shm, prove_clean
 from remote_payload.host.liveness import Stat, boot_seconds, judge, read_readings, send_signal, user_name
-from remote_payload.host.members import Tree, find_members
+from remote_payload.host.members import Tree, find_members, recorded, stop_members
 from remote_payload.host.protocol import EndReason, Liveness, ProcessIdentity, RunState, check_plan, check_record
 from remote_payload.host.ps import Standing, judge_run
 from remote_payload.host.pump import PumpKeeper, open_pipe
@@ -34,8 +36,9 @@ LOCK_WAIT_S = 30.0
 def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     """Verb `stop`: {"workdir", "run_id", "grace_s", "force"}; with `force` there is no grace, and no hung supervisor.
 
-    Answers {"state", "end_reason", "gpus_clean", "killed", "leftovers", "message"}; a run that is over is left as it
-    is. Raises HostError if the run was never launched or cannot be judged from here.
+    Answers {"state", "end_reason", "gpus_clean", "killed", "leftovers", "message"}. Of a run that is over nothing is
+    changed but what it left on the host: that is ended and looked at again, and the answer says how it is now. Raises
+    HostError if the run was never launched or cannot be judged from here.
     """
     check_record(request, {"workdir": str, "run_id": str, "grace_s": (int, float), "force": bool}, "stop request")
     paths = Layout(request["workdir"]).run(check_run_id(request["run_id"]))
@@ -52,7 +55,7 @@ def stop_run(workdir: str, paths: RunPaths, grace_s: float, force: bool = False)
     standing = judge_run(paths)
     run = standing.run
     if standing.state is RunState.FINISHED:
-        return _answer(standing, [])
+        return _stop_what_it_left(paths, standing, grace_s)
     if run is None:
         raise HostError(
             "not-launched", "the run was not launched", standing.evidence, "start it, or give it up with cancel"
@@ -65,16 +68,15 @@ def stop_run(workdir: str, paths: RunPaths, grace_s: float, force: bool = False)
         )
     if alive is Liveness.ALIVE:
         if _ask_supervisor(paths, supervisor, grace_s, force):
-            return _answer(judge_run(paths), [])
+            return _answer(judge_run(paths))
         if not force:
-            standing = judge_run(paths)
             text = "the supervisor is still stopping it after %g s" % (grace_s + FINISH_S)
-            return dict(_answer(standing, []), message=text)
+            return dict(_answer(judge_run(paths)), message=text)
         send_signal(supervisor["pid"], supervisor["start_ticks"], signal.SIGKILL)
         _wait_dead(supervisor)
     with hold_start_lock(paths, LOCK_WAIT_S):
         if os.path.exists(paths.result):  # another stop was faster
-            return _answer(judge_run(paths), [])
+            return _answer(judge_run(paths))
         return _stop_in_its_place(workdir, paths, run, grace_s)
 
 
@@ -164,18 +166,59 @@ def _stop_in_its_place(workdir: str, paths: RunPaths, run: Dict[str, Any], grace
         leftovers=leftovers,
         boot_s=run["boot_s"],
         baseline=baseline,
+        killed=done.stopped.killed,
         oom_kills=done.oom_kills,
     )
-    return _answer(judge_run(paths), done.stopped.killed)
+    return _answer(judge_run(paths))
 
 
-def _answer(standing: Standing, killed: List[Dict[str, Any]]) -> Dict[str, Any]:
+def _stop_what_it_left(paths: RunPaths, standing: Standing, grace_s: float) -> Dict[str, Any]:
+    """Try once more to end what outlived a run, and say how it is now; result.json stays as it was at its end."""
+    answer = _answer(standing)
+    run, result = standing.run, standing.result
+    baseline = read_baseline(paths)
+    if run is None or result is None or baseline is None or not _same_boot(run["supervisor"]):
+        return answer
+    cgroup = Cgroup(run["cgroup"]) if run.get("cgroup") else None
+    known = recorded(paths.tree)
+
+    def find() -> List[Stat]:
+        return find_members(result["run_id"], known, cgroup=cgroup.path if cgroup else None)
+
+    if result["gpus_clean"] is True and not find():
+        return answer
+    with hold_start_lock(paths, LOCK_WAIT_S):
+        stopped = stop_members(find, grace_s, reap_adopted, kill_all=cgroup.kill if cgroup else lambda: None)
+        leftovers = list(stopped.leftovers)
+        _, unremoved = container.end(paths)
+        if unremoved:
+            leftovers.append({"path": paths.folder, "reason": unremoved})
+        # Others may have made files of the same names since it ended, so that only those are looked at again.
+        named = [str(item.get("path")) for item in result["leftovers"] if item.get("ours")]
+        survivors = [each["pid"] for each in stopped.leftovers]
+        kept = delete_shm([path for path in named if os.path.dirname(path) == SHM])
+        leftovers += [{**each, "ours": each.get("pid") in survivors} for each in kept]
+        problem = cgroup.remove() if cgroup is not None else None
+        if problem:
+            leftovers.append({"path": run["cgroup"], "reason": problem})
+        clean, evidence = prove_clean(baseline, {pid for pid, _ in known}, len(stopped.leftovers))
+        if clean is True and unremoved:
+            clean, evidence = "unknown", unremoved
+        for path in baseline.leases:
+            problem = clear_record(path, result["run_id"], clean is True)
+            if problem:
+                leftovers.append({"path": path, "reason": problem})
+    message = "%s; what it had left was looked at again: %s" % (result["message"], evidence)
+    return dict(answer, gpus_clean=clean, killed=stopped.killed, leftovers=leftovers, message=message)
+
+
+def _answer(standing: Standing) -> Dict[str, Any]:
     result = standing.result or {}
     return {
         "state": standing.state.value,
         "end_reason": standing.end_reason,
         "gpus_clean": result.get("gpus_clean", "unknown"),
-        "killed": killed,
+        "killed": result.get("killed", []),
         "leftovers": result.get("leftovers", []),
         "message": result.get("message", standing.evidence),
     }

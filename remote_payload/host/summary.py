@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import platform
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from remote_payload.host.files import read_json, read_lines
 from remote_payload.host.layout import RunPaths
@@ -37,7 +37,8 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
     """Return the summary of a run that ends with `result`.
 
     Everything of verify.json is merged in; its `timings` and `versions` are added to ours, its `problems` follow the
-    exceptions. A verify.json that cannot be read becomes a problem itself.
+    exceptions. A verify.json that cannot be read becomes a problem itself. Of an extraction that came to no verify
+    step `samples` is what its ledgers say.
     """
     events = _read_events(paths)
     reason = EndReason(result["end_reason"])
@@ -71,6 +72,9 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
                 "fix": "have the processes ended by an administrator; the lease stays dirty until then",
             }
         )
+    if plan["job"]["kind"] == "extract" and "samples" not in verify:
+        counted = _count_samples(paths, events)
+        verify = {**verify, "samples": counted} if counted else verify
     timings = {**plan["timings"], **_measured(events), **verify.pop("timings", {})}
     versions = {
         "ctl": plan.get("ctl_version"),
@@ -128,6 +132,25 @@ def fold_exceptions(events: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
 def _read_events(paths: RunPaths) -> List[Dict[str, Any]]:
     files = sorted(glob.glob(os.path.join(glob.escape(paths.events), "*.jsonl")))
     return [event for path in files for event in read_lines(path)]
+
+
+def _count_samples(paths: RunPaths, events: List[Dict[str, Any]]) -> Optional[Dict[str, int]]:
+    """Return how far an extraction came, without a look at its files; None if it did not come to its first sample."""
+    totals = [event["total"] for event in events if event.get("type") == "progress" and event.get("total")]
+    if not totals:
+        return None
+    written, skipped = set(), set()
+    for path in glob.glob(os.path.join(glob.escape(paths.ledger), "*.jsonl")):
+        is_rank = os.path.basename(path).startswith("rank-")
+        for line in read_lines(path):
+            if is_rank or line.get("kept"):
+                written.add(line.get("index"))
+            elif "skipped" in line:
+                skipped.add(line.get("index"))
+    missing = max(0, totals[-1] - len(written))
+    return {
+        "expected": totals[-1], "written": len(written), "skipped": len(skipped), "failed": 0, "missing": missing,
+    }  # fmt: skip
 
 
 def _measured(events: List[Dict[str, Any]]) -> Dict[str, float]:

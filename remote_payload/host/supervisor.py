@@ -360,6 +360,7 @@ class Supervisor:
             leftovers=done.leftovers,
             boot_s=self._boot_s,
             baseline=self._baseline,
+            killed=done.stopped.killed,
             oom_kills=done.oom_kills,
         )
 

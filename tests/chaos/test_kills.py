@@ -82,9 +82,15 @@ def test_the_supervisor_is_killed_and_the_job_logs_on_to_its_end(site: chaos.Sit
     assert send_signal(supervisor["pid"], supervisor["start_ticks"], signal.SIGKILL)
     run.open_gate(1)
     run.wait_log(2 * SIZE)  # the job never noticed
+
+    def told() -> list[str]:
+        return [str(f["text"]) for kind, f in site.host.events if kind == "notice" and f["code"] == "orphaned"]
+
+    wait_until(told, "the orphan is told")
     run.open_gate(2)
     outcome = run.finish(thread)
     assert (outcome.ended, outcome.state, outcome.end_reason) == (True, "lost", None)
+    assert ["ctl stop " + run.plan["run_id"] in text for text in told()] == [True]
     assert bytes(run.log) == run.expected_log()
 
 

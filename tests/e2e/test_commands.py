@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from e2e.conftest import Project
 
+from controller.known import known_of
+from controller.runfolder import RunFolder
 from tools.sshd import make_key
 
 pytestmark = pytest.mark.sshd
@@ -106,6 +108,14 @@ def test_attach_needs_no_local_state(project: Project, tmp_path: Path) -> None:
     attached = project.ctl("attach", run_id, "--host", "demo", **other)
     assert attached.returncode == 0, attached.stderr
     assert (elsewhere / run_id / "log" / "000001.log").read_bytes() == b"from elsewhere\n"
+    (elsewhere / run_id / "plan.json").unlink()  # as after a copy that was cut off before it came to the plan
+    assert known_of(RunFolder(elsewhere / run_id)).title == "sh"
+    for lost in (["plan.json"], ["plan.json", "local.json"]):
+        for name in lost:
+            (elsewhere / run_id / name).unlink(missing_ok=True)
+        again = project.ctl("attach", run_id, **other)
+        assert again.returncode == 0, again.stderr
+        assert (elsewhere / run_id / "plan.json").exists()
 
 
 def test_attach_finds_the_host_of_a_run_by_its_whole_id(project: Project, tmp_path: Path) -> None:

@@ -52,6 +52,18 @@ def test_a_run_is_left_found_again_and_stopped_by_keys(project: Project, termina
     assert terminal.mode() == (True, True)
 
 
+def test_what_a_detached_launch_says_stands_below_its_last_frame(project: Project, terminal: Terminal) -> None:
+    terminal.run(ctl(project, "run", "--host", "demo", "--detach", "--name", "alone", "--", "sleep", "300"))
+    terminal.wait(lambda: terminal.text().rstrip().endswith("\n$"), "the prompt")
+    project.json("stop", "--last")
+    lines = terminal.lines()
+    says = next(index for index, line in enumerate(lines) if line.startswith("detached: run "))
+    assert [line.split()[:3] for line in lines[says + 1 : says + 4]] == [
+        ["watch", "it", "again"], ["read", "its", "log"], ["stop", "it", "ctl"],
+    ]  # fmt: skip
+    assert len([line for line in lines if line.startswith(" ● ")]) == 1
+
+
 def test_two_runs_are_rows_of_which_one_is_opened(project: Project, terminal: Terminal) -> None:
     first = project.ctl("run", "--host", "demo", "--detach", "--name", "first", "--", "sh", "-c", JOB)
     assert first.returncode == 8, first.stderr

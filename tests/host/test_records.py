@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from remote_payload.host import finish
 from remote_payload.host.files import atomic_write, read_json, read_lines, sha256_of, tail_text
+from remote_payload.host.finish import Ending, write_result
 from remote_payload.host.journal import EventWriter, Journal
 from remote_payload.host.layout import RunPaths
-from remote_payload.host.protocol import Result
+from remote_payload.host.leftovers import Baseline
+from remote_payload.host.protocol import EndReason, Result
 from remote_payload.host.summary import build_summary, fold_exceptions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,6 +154,62 @@ def test_the_summary_merges_verify_and_lists_causes_before_the_verdict(tmp_path:
     assert summary["allowed"] == []
     allowed = build_summary(paths, {**PLAN, "allowed": ["disk-low"]}, result(end_reason="succeeded"))
     assert allowed["allowed"] == ["disk-low"]
+
+
+def test_an_extraction_that_was_not_verified_says_how_far_it_came(tmp_path: Path) -> None:
+    paths = RunPaths(str(tmp_path))
+    os.makedirs(paths.ledger)
+    assert "samples" not in build_summary(paths, PLAN, result()), "nothing is known of what was wanted"
+    driver = EventWriter(paths.events, "driver", "run", "box")
+    for done in (1, 2):
+        driver.emit("progress", done=done, total=10)
+    lines = {
+        "driver": [
+            {"index": 0, "kept": True},
+            {"index": 3, "skipped": "empty"},
+            {"index": 9, "failed": "job-failed"},
+        ],
+        "rank-0": [{"index": 2}, {"index": 4}, {"index": 4}],
+        "rank-1": [{"index": 1}],
+    }
+    for name, records in lines.items():
+        Path(paths.ledger, f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    counted = {"expected": 10, "written": 4, "skipped": 1, "failed": 0, "missing": 6}
+    assert build_summary(paths, PLAN, result())["samples"] == counted
+    command = {**PLAN, "job": {"kind": "command"}}
+    assert "samples" not in build_summary(paths, command, result())
+    Path(paths.verify).write_text(json.dumps({"samples": {"expected": 3}}))
+    assert build_summary(paths, PLAN, result())["samples"] == {"expected": 3}, "a look at the files knows better"
+
+
+@pytest.mark.parametrize(
+    ("own", "before", "after", "told"),
+    [
+        (2, None, None, True),
+        (0, 5, 9, False),  # its own cgroup knows: what was killed beside it is somebody else's
+        (None, 5, 6, True),
+        (None, 5, 5, False),
+        (None, None, 6, None),
+        (None, 5, None, None),
+    ],
+)
+def test_an_oom_kill_is_in_the_result_where_memory_is_accounted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own: int | None,
+    before: int | None,
+    after: int | None,
+    told: bool | None,
+) -> None:
+    monkeypatch.setattr(finish, "count_oom_kills", lambda: after)
+    paths = RunPaths(str(tmp_path))
+    ending = Ending(EndReason.JOB_SIGNALED, "job was killed by SIGKILL", "job", signal=9)
+    baseline = Baseline(shm=[], gpu_memory={}, oom_kills=before, leases=[])
+    written = write_result(
+        paths, PLAN, ending, clean=True, leftovers=[], boot_s=0.0, baseline=baseline, oom_kills=own
+    )
+    assert (written["oom_killed"], written["signal"], written["end_reason"]) == (told, 9, "job-signaled")
+    assert json.loads(Path(paths.result).read_bytes()) == written
 
 
 def test_an_unreadable_verify_is_a_problem_not_a_crash(tmp_path: Path) -> None:

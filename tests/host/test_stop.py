@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import threading
 from pathlib import Path
+from typing import Any
 
-from support.hostrun import HostRun, wait_until
+import pytest
+from support import fuse
+from support.hostrun import HostRun, left_by_the_run, wait_until
 
 from remote_payload.host.framing import pack_frame
 from remote_payload.host.liveness import Liveness, judge
+from remote_payload.host.members import read_environ
 
 READY = "import os, signal, subprocess, sys, time\n"
 CHILD = (
@@ -24,7 +30,7 @@ time.sleep(300)
 )
 
 
-def stop(host: HostRun, plan: dict[str, object], grace_s: float = 1.0, force: bool = False) -> dict[str, object]:
+def stop(host: HostRun, plan: dict[str, object], grace_s: float = 1.0, force: bool = False) -> dict[str, Any]:
     return host.ask("stop", {"run_id": plan["run_id"], "grace_s": grace_s, "force": force})
 
 
@@ -36,8 +42,83 @@ def test_a_living_supervisor_stops_its_run(host: HostRun) -> None:
     answer = stop(host, plan, grace_s=0.5)
 
     assert (answer["state"], answer["end_reason"], answer["gpus_clean"]) == ("finished", "stopped", True)
-    assert host.read(paths.result)["end_reason"] == "stopped"
-    assert stop(host, plan)["end_reason"] == "stopped", "a second stop changes nothing"
+    assert {item["signal"] for item in answer["killed"]} == {"SIGTERM", "SIGKILL"}
+    result = host.read(paths.result)
+    assert (result["end_reason"], result["killed"]) == ("stopped", answer["killed"])
+    assert stop(host, plan) == answer, "a second stop changes nothing"
+    assert host.read(paths.result) == result
+
+
+IN_THE_KERNEL = """
+# Without the lease's descriptor, as a worker that its parent executed.
+child = "import os; open('stuck', 'w').write(str(os.getpid())); os.stat('{point}/nobody answers')"
+subprocess.Popen([sys.executable, '-S', '-c', child], start_new_session=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount a file system")
+def test_what_cannot_be_killed_is_said_and_the_lease_stays_dirty_until_it_is_gone(
+    host: HostRun, tmp_path: Path
+) -> None:
+    point = tmp_path / "dead disk"
+    point.mkdir()
+    try:
+        disk = fuse.mounted(point, {}, mute=frozenset({fuse.LOOKUP}))
+        server = disk.__enter__()
+    except OSError as error:
+        pytest.skip(f"no file system may be mounted here: {error}")
+    try:
+        plan = host.plan(host.python(READY + IN_THE_KERNEL.format(point=point)))
+        paths = host.launch(plan)
+        pid = int(host.wait_file("stuck"))
+        assert server is not None
+        assert server.muted.wait(60), "it waits inside the kernel"
+        said = {"pid": pid, "comm": "python", "reason": "unkillable: it waits inside the kernel (state D)"}
+
+        answer = stop(host, plan, grace_s=0.2)
+        assert (answer["state"], answer["end_reason"], answer["gpus_clean"]) == ("finished", "stopped", False)
+        assert [left for left in left_by_the_run(answer) if "pid" in left] == [said]
+        assert {"SIGTERM", "SIGKILL"} == {item["signal"] for item in answer["killed"] if item["pid"] == pid}
+        assert host.read(paths.summary)["gpus_clean"] is False
+        [lease] = host.ask("ps", {})["leases"]
+        assert (lease["state"], lease["run_id"]) == ("dirty", plan["run_id"])
+        refused = host.start(host.plan(host.python("pass")))["result"]
+        assert refused["end_reason"] == "lease-dirty"
+        assert f"its processes live: {pid} (python)" in refused["message"]
+        again = stop(host, plan, grace_s=0.2)
+        assert again["gpus_clean"] is False
+        assert said in again["leftovers"]
+    finally:
+        disk.__exit__(None, None, None)
+    answer = stop(host, plan, grace_s=0.2)
+    assert (answer["end_reason"], answer["gpus_clean"], left_by_the_run(answer)) == ("stopped", True, [])
+    assert "no process of the run is left" in str(answer["message"])
+    assert host.ask("ps", {})["leases"] == []
+    assert host.read(paths.result)["gpus_clean"] is False, "result.json says how it was at the end"
+
+
+def test_stop_of_an_ended_run_ends_what_it_left(host: HostRun) -> None:
+    plan = host.plan(host.python("pass"))
+    host.run(plan)
+    assert stop(host, plan)["killed"] == []
+    left = subprocess.Popen(["sleep", "300"], env={**os.environ, "CTL_RUN_ID": plan["run_id"]})
+    stranger = subprocess.Popen(["sleep", "300"])
+    try:
+        wait_until(lambda: read_environ(left.pid), "it was executed")
+        reaper = threading.Thread(target=left.wait)
+        reaper.start()
+        answer = stop(host, plan)
+        reaper.join(30)
+        assert (answer["end_reason"], answer["gpus_clean"]) == ("succeeded", True)
+        assert answer["killed"] == [{"pid": left.pid, "comm": "sleep", "signal": "SIGTERM"}]
+        assert left.returncode == -signal.SIGTERM
+        assert stranger.poll() is None
+    finally:
+        for process in (left, stranger):
+            process.kill()
+            process.wait()
 
 
 def test_force_needs_no_grace(host: HostRun) -> None:
@@ -62,7 +143,7 @@ def test_an_orphaned_run_is_seen_stopped_and_its_lease_freed(host: HostRun) -> N
 
     answer = stop(host, plan, grace_s=0.3)
     assert (answer["state"], answer["end_reason"], answer["gpus_clean"]) == ("finished", "stopped", True)
-    assert {item["signal"] for item in answer["killed"]} == {"SIGTERM", "SIGKILL"}  # type: ignore[attr-defined]
+    assert {item["signal"] for item in answer["killed"]} == {"SIGTERM", "SIGKILL"}
     assert judge(job)[0] is Liveness.DEAD
     assert host.log(paths) == b"child up\n"
     assert host.read(paths.summary)["end_reason"] == "stopped"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.hostrun import HostRun, wait_until
+from support.vllmtree import open_shm, title
 
 from remote_payload.host.leftovers import SHM_NAMES, list_shm
 from remote_payload.host.members import RUN_ENV, find_descendants, find_members, read_environ, snapshot
@@ -38,21 +38,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-
-
-def title(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-
-
-def open_shm(pids: Iterable[int]) -> set[str]:
-    """Return the names in /dev/shm that any of these processes has mapped."""
-    found = set()
-    for pid in pids:
-        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-            path = line.partition("/dev/shm/")[2]
-            if path and "(deleted)" not in path:
-                found.add(path)
-    return found
 
 
 def test_engine_core_and_workers_are_found_and_ended_after_the_supervisors_death(

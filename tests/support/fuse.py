@@ -1,4 +1,4 @@
-"""A mounted file system made of one thread: dead (it never answers), or with errors at a chosen operation.
+"""A mounted file system made of one thread: dead (it never answers), mute or with errors at a chosen operation.
 
 It speaks the kernel's protocol (linux/fuse.h, 7.x) as far as creating, writing and removing files needs, so that what
 a network disk does can be had on any Linux machine with root.
@@ -29,10 +29,15 @@ MNT_DETACH = 2
 
 
 class FlakyFileSystem:
-    """Answers every request; `errors` maps an operation to the errno that it fails with."""
+    """Answers every request but those of `mute`; `errors` maps an operation to the errno that it fails with.
 
-    def __init__(self, device: int, errors: dict[int, int]) -> None:
-        self._device, self._errors = device, errors
+    A request that was taken and not answered cannot be interrupted: SIGKILL does not end who made it.
+    """
+
+    def __init__(self, device: int, errors: dict[int, int], mute: frozenset[int] = frozenset()) -> None:
+        self._device, self._errors, self._mute = device, errors, mute
+        self.muted = threading.Event()
+        """Set once somebody waits for an answer that never comes."""
         self._nodes: dict[str, int] = {}
         self._halt = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -52,6 +57,9 @@ class FlakyFileSystem:
                 continue
             _, operation, unique, node, *_ = HEADER.unpack_from(request)
             if operation in (FORGET, BATCH_FORGET, INTERRUPT):
+                continue
+            if operation in self._mute:
+                self.muted.set()
                 continue
             code, body = self._answer(operation, node, request[HEADER.size :])
             try:
@@ -87,8 +95,13 @@ class FlakyFileSystem:
 
 
 @contextmanager
-def mounted(point: Path, errors: dict[int, int] | None) -> Iterator[None]:
-    """Mount at `point`; without `errors` nobody ever answers. Raises OSError where that is not allowed."""
+def mounted(
+    point: Path, errors: dict[int, int] | None, mute: frozenset[int] = frozenset()
+) -> Iterator[FlakyFileSystem | None]:
+    """Mount at `point`; without `errors` nobody ever answers. Raises OSError where that is not allowed.
+
+    At the end all who wait for an answer get an error.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     server = None
@@ -98,8 +111,8 @@ def mounted(point: Path, errors: dict[int, int] | None) -> Iterator[None]:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         try:
             if errors is not None:
-                server = FlakyFileSystem(device, errors)
-            yield
+                server = FlakyFileSystem(device, errors, mute)
+            yield server
         finally:
             libc.umount2(os.fsencode(point), MNT_DETACH)
             if server is not None:

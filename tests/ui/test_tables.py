@@ -263,7 +263,9 @@ def test_each_configured_value_is_shown_with_its_origin() -> None:
 
 def test_a_stop_names_what_is_left() -> None:
     paper = Paper()
-    record = {"run_id": RUN, "state": "finished", "end_reason": "stopped", "gpus_clean": False, "killed": [1, 2]}
+    record = {"run_id": RUN, "state": "finished", "end_reason": "stopped", "gpus_clean": False}
+    sent = [(7, "SIGTERM"), (8, "SIGTERM"), (7, "SIGKILL")]
+    record["killed"] = [{"pid": pid, "comm": "python", "signal": number} for pid, number in sent]
     left = [
         {"path": "/dev/shm/x", "reason": "busy", "ours": True},
         {"pid": 7, "comm": "python", "reason": "lives on"},
@@ -271,7 +273,7 @@ def test_a_stop_names_what_is_left() -> None:
     print_stop(paper.console, {**record, "leftovers": left, "message": "after TERM"})
     assert paper.lines == [
         f"! run {RUN}: stopped on request",
-        "  after TERM; host is not clean yet; killed by force: 2",
+        "  after TERM; host is not clean yet; killed by force: 1",
         "  left: /dev/shm/x (busy)",
         "  left: 7 python (lives on)",
     ]
