@@ -11,6 +11,7 @@ from typing import Any
 import paramiko
 
 from controller.core.errors import ConnectionFailed, ConnectionLost
+from controller.transport.channelbuffer import ChannelBuffer
 from controller.transport.deadline import Deadline, guard
 from controller.transport.heartbeat import Heartbeat
 from controller.transport.remote import OPEN_TIMEOUT_S, SESSION_GRACE_S, SESSION_RETRY_S
@@ -41,7 +42,7 @@ class Link:
         end = time.monotonic() + SESSION_GRACE_S
         while True:
             try:
-                return self._transport.open_session(window_size=WINDOW_BYTES, timeout=OPEN_TIMEOUT_S)
+                return self._opened()
             except (OSError, EOFError, paramiko.SSHException) as error:
                 if not self.alive:
                     return None
@@ -49,6 +50,12 @@ class Link:
                     time.sleep(SESSION_RETRY_S)
                     continue
                 raise self._refused(error) from error
+
+    def _opened(self) -> Any:
+        channel = self._transport.open_session(window_size=WINDOW_BYTES, timeout=OPEN_TIMEOUT_S)
+        # Nothing arrives on a session before its command was asked for, so nothing is lost here.
+        channel.in_buffer, channel.in_stderr_buffer = ChannelBuffer(), ChannelBuffer()
+        return channel
 
     def _refused(self, error: Exception) -> ConnectionFailed:
         return ConnectionFailed(
