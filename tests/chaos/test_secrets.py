@@ -51,6 +51,10 @@ def seen_in_processes(pids: set[int]) -> dict[int, str]:
     return found
 
 
+def is_local_ssh(pid: int) -> bool:
+    return os.path.basename(os.readlink(f"/proc/{pid}/exe")) == "ssh"
+
+
 def seen_in_files(folder: Path) -> list[str]:
     return [
         str(path)
@@ -60,7 +64,10 @@ def seen_in_files(folder: Path) -> list[str]:
     ]
 
 
-def test_a_secret_travels_by_stdin_only(site: chaos.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("transport", ["paramiko", "openssh"])
+def test_a_secret_travels_by_stdin_only(
+    site: chaos.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
     project = site.project(tmp_path / "project", tmp_path / "ssh_config")
     sources = tmp_path / "sources"
     sources.mkdir()
@@ -72,7 +79,7 @@ def test_a_secret_travels_by_stdin_only(site: chaos.Site, tmp_path: Path, monkey
     proxy = f"http://me:{IN_A_URL}@proxy.example.org:3128"
     with (project.folder / "hosts.toml").open("a") as hosts:
         hosts.write(
-            f'[hosts.stub.secrets]\nFROM_ENV = {{ env = "LOCAL_TOKEN" }}\n'
+            f'transport = "{transport}"\n[hosts.stub.secrets]\nFROM_ENV = {{ env = "LOCAL_TOKEN" }}\n'
             f"FROM_FILE = {{ file = {json.dumps(str(sources / 'file'))} }}\n"
             'FROM_RING = { keyring = "hub", account = "me" }\n'
             f'[hosts.stub.env]\nHTTPS_PROXY = "{proxy}"\n'
@@ -85,7 +92,9 @@ def test_a_secret_travels_by_stdin_only(site: chaos.Site, tmp_path: Path, monkey
     assert controller.poll() is None, controller.communicate()
     job = int(pid.read_text())
     seen = seen_in_processes(set(snapshot()) - others - {os.getpid(), job})
-    seen.pop(controller.pid, None)  # the environment that it got from the user's shell
+    # What the user's own shell exports, ctl and the ssh programs that it starts here have inherited.
+    inherited = {pid for pid in seen if pid == controller.pid or is_local_ssh(pid)}
+    assert {seen.pop(pid) for pid in inherited} == {"FROM_ENV in the environment"}
     assert seen == {}
     assert seen_in_processes({job}) == {job: "HTTPS_PROXY in the environment"}  # it would have been seen
     (site.host.workdir / "release").touch()
