@@ -55,7 +55,8 @@ class Link:
             except (OSError, EOFError, paramiko.SSHException) as error:
                 if not self.alive:
                     return None
-                if isinstance(error, paramiko.ChannelException):
+                # Of two refusals at once paramiko tells the second one as a mere SSHException.
+                if isinstance(error, paramiko.SSHException):
                     # The spare may hold the last place there is; and the host has just answered.
                     if (spare := self._spare.take()) is not None:
                         return spare

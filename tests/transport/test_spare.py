@@ -109,6 +109,27 @@ def test_a_spare_that_holds_the_only_session_gives_it_up(
     assert process.wait(timeout=30) == 0
 
 
+def test_a_refusal_that_paramiko_cannot_name_is_one(
+    start_server: Callable[..., SshServer], connect_to: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two opens that are refused at once share one exception; the other gets a nameless one."""
+    server = start_server(extra=["MaxSessions 1"])
+    transport = connect_to(server.config_block(), server.alias)
+    transport.connect()
+    held = transport._link
+    assert held is not None
+    ask, refused = held._opened, [paramiko.SSHException("Unable to open channel.")]
+
+    def opened() -> Any:
+        if refused:
+            raise refused.pop()
+        return ask()
+
+    monkeypatch.setattr(held, "_opened", opened)
+    assert echo(transport) == b"hello\n"
+    assert not refused
+
+
 def test_many_commands_at_once_close_to_the_limit_of_sessions(
     start_server: Callable[..., SshServer], connect_to: Connect
 ) -> None:
@@ -116,7 +137,7 @@ def test_many_commands_at_once_close_to_the_limit_of_sessions(
 
     A session lasts a moment longer than its command; at the very limit a busy host may refuse one for that alone.
     """
-    server = start_server(extra=["MaxSessions 6"])
+    server = start_server(extra=["MaxSessions 5"])
     transport = connect_to(server.config_block(), server.alias)
     transport.connect()
     results: dict[int, list[bytes]] = {}
@@ -160,7 +181,6 @@ def test_on_a_path_that_was_silent_a_session_is_asked_for_first(
     thread = threading.Thread(target=lambda: answers.append(echo(transport, "after")), daemon=True)
     thread.start()
     wait_until(lambda: not old.alive, "the dead path was noticed")
-    proxy.cut()
     proxy.thaw()
     thread.join(60)
     assert answers == [b"after\n"]
