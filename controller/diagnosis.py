@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from controller.core.errors import UsageError
 from controller.core.events import parse_event
@@ -19,6 +20,8 @@ from remote_payload.host.protocol import EndReason
 
 LOG_LIMIT = 16 << 20
 """Bytes read of a log, from its end: a failure is there, and these 100,000 lines take two or three seconds."""
+
+_BLOCK_BYTES = 1 << 20
 
 LINES_AROUND = 15
 
@@ -138,13 +141,25 @@ def _stream(files: Sequence[Path], prefix: str) -> list[PlacedLine]:
     segments: list[tuple[str, bytes]] = []
     first = 1
     for path in reversed(files):
-        data = path.read_bytes()
         name = f"{prefix}{path.name}" if prefix else str(path)
-        if len(data) > room:
-            cut = data.find(b"\n", len(data) - room) + 1
-            first = data.count(b"\n", 0, cut) + 1
+        with open(path, "rb") as stream:
+            before = max(0, os.fstat(stream.fileno()).st_size - room)
+            passed = _line_ends(stream, before)
+            data = stream.read(room)
+        if before:
+            cut = data.find(b"\n") + 1
+            first = passed + (1 if cut else 0) + 1
             segments.append((name, data[cut:]))
             break
         segments.append((name, data))
         room -= len(data)
     return place_lines(reversed(segments), first)
+
+
+def _line_ends(stream: BinaryIO, size: int) -> int:
+    """Count the line feeds in the next `size` bytes, of which there may be more than there is memory."""
+    count = 0
+    while size > 0 and (block := stream.read(min(size, _BLOCK_BYTES))):
+        count += block.count(b"\n")
+        size -= len(block)
+    return count

@@ -10,6 +10,10 @@ from remote_payload.host.layout import LOG_TIMES
 
 BLOCK_BYTES = 1 << 20
 
+LONGEST_LINE_BYTES = 1 << 24
+"""16 MiB. A job may print for hours without a line feed (a progress bar, binary data), and the whole log would be one
+line in memory."""
+
 
 class LogReader:
     """One reader's place in a log. What was read once is not read again."""
@@ -42,7 +46,10 @@ class LogReader:
                 yield None, line
 
     def lines(self, upto: Mapping[int, int] | None = None) -> Iterator[tuple[Place | None, bytes]]:
-        """Yield the lines that are complete, with their ends and places; the unfinished one waits for its end."""
+        """Yield the lines that are complete, with their ends and places; the unfinished one waits for its end.
+
+        Of a line that grows longer than LONGEST_LINE_BYTES, what there is of it passes for one.
+        """
         for place, data in self.pieces(upto):
             if place is None:
                 yield from self.unfinished()
@@ -54,7 +61,7 @@ class LogReader:
                     self._rest_place = (segment, offset)
                 self._rest += line
                 offset += len(line)
-                if line.endswith(b"\n"):
+                if line.endswith(b"\n") or len(self._rest) > LONGEST_LINE_BYTES:
                     yield from self.unfinished()
 
     def unfinished(self) -> Iterator[tuple[Place | None, bytes]]:

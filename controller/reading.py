@@ -92,14 +92,11 @@ def _previous(workspace: Workspace, run_id: str | None) -> str:
     return launched[-1]
 
 
-def _held(reader: LogReader, wanted: Wanted, *, end: bool = True) -> Iterable[bytes]:
-    """Return what is held of the log and wanted: all of it, or the last lines. `end`: no more will come."""
+def _held(reader: LogReader, wanted: Wanted) -> Iterable[bytes]:
+    """Return what is held of the log of an ended run and wanted: all of it, or the last lines."""
     if wanted.selection.is_plain and wanted.tail is None:
         return (data for _, data in reader.pieces())
-    pairs = list(reader.lines()) if wanted.tail is not None and not end else reader.lines()
-    shown = _shown(reader, pairs, wanted.selection)
-    if end:
-        shown = _chain(shown, reader, wanted.selection)
+    shown = _chain(_shown(reader, reader.lines(), wanted.selection), reader, wanted.selection)
     return shown if wanted.tail is None else deque(shown, maxlen=wanted.tail)
 
 
@@ -132,7 +129,9 @@ def _follow(run: Run, wanted: Wanted) -> tuple[ExitCode, bool]:
     try:
         if wanted.tail is not None:
             copier.join(RETRY_S)  # time for a first copy: the last lines are those of the host, not of yesterday
-            wrote |= _write(_held(reader, wanted, end=False))
+            seen = reader.sizes()
+            copier.join(POLL_S)
+            wrote |= _write(deque(_shown(reader, reader.lines(seen), selection), maxlen=wanted.tail))
         while True:
             over = not copier.is_alive()
             # What was there at the last look: the times of its lines have come since.

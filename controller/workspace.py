@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 
 from controller.core.command import CommandPlaybook
+from controller.core.commandplan import unnamed_env
 from controller.core.config import BUILT_IN, Config, build, settings
 from controller.core.errors import ConfigError, UsageError
 from controller.core.model import Host, Playbook
@@ -118,14 +119,14 @@ class Workspace:
     def secret_values(self, host: Host, playbook: Playbook | CommandPlaybook | None) -> dict[str, str]:
         """Return the values of a job's secrets, by environment variable, for the start request only.
 
-        They come from `secrets` of the host (for a command playbook: those that it names) and from secret names in
-        the `env` tables. Raises ConfigError naming the secret whose source is missing; never its value.
+        They come from `secrets` of the host (for a command playbook: those that it names) and from what is
+        secret in the `env` tables. Raises ConfigError naming the secret whose source is missing; never its value.
         """
         env = {**host.env, **(playbook.env if playbook else {})}
         wanted = set(host.secrets)
         if isinstance(playbook, CommandPlaybook):
-            env, wanted = playbook.env, set(playbook.secrets)
-        values = {name: value for name, value in env.items() if is_secret(name)}
+            env, wanted = {**unnamed_env(host), **playbook.env}, set(playbook.secrets)
+        values = {name: value for name, value in env.items() if is_secret(name, value)}
         named = {
             name: read_secret(name, source, host.name, self.environ)
             for name, source in host.secrets.items()

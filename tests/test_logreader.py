@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from controller import logreader
 from controller.logreader import LogReader
 from controller.runfolder import RunFolder
 
@@ -43,6 +44,17 @@ def test_what_was_read_is_not_read_again_and_an_unfinished_line_waits(folder: Ru
 def test_a_progress_bar_is_one_line(folder: RunFolder) -> None:
     write(folder, 1, b"10 %\r20 %\r\n")
     assert [line for _, line in LogReader(folder).lines()] == [b"10 %\r20 %\r\n"]
+
+
+def test_a_log_without_line_ends_is_not_held_whole(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logreader, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(logreader, "LONGEST_LINE_BYTES", 250)
+    write(folder, 1, b"x" * 1000 + b"\nshort\n")
+    lines = list(LogReader(folder).lines())
+    assert [(place, len(line)) for place, line in lines] == [
+        ((1, 0), 300), ((1, 300), 300), ((1, 600), 300), ((1, 900), 101), ((1, 1001), 6),
+    ]  # fmt: skip
+    assert b"".join(line for _, line in lines) == b"x" * 1000 + b"\nshort\n"
 
 
 def test_reading_stops_at_the_sizes_that_were_seen(folder: RunFolder) -> None:

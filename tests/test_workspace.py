@@ -8,6 +8,7 @@ import pytest
 
 from controller.core.errors import ConfigError, UsageError
 from controller.core.planner import make_plan
+from controller.core.playbook import parse_playbook
 from controller.core.shape import model_shape
 from controller.workspace import Workspace, load_workspace, shipped_folder, ssh_patterns
 
@@ -146,11 +147,18 @@ def test_playbook_by_path_setting_and_host(home: Path) -> None:
 def test_secret_values_come_from_environment_file_and_env_tables(home: Path) -> None:
     write(home / "project/key", "from-file\n")
     secrets = '[hosts.ours.secrets]\nA = { env = "LOCAL_A" }\nB = { file = "key" }\n'
-    env = '[hosts.ours.env]\nC_TOKEN = "c"\nD = "d"\n'
+    env = '[hosts.ours.env]\nC_TOKEN = "c"\nD = "d"\nHTTPS_PROXY = "http://me:e@proxy"\n'
     write(home / "project/hosts.toml", host("ours") + secrets + env)
     found = workspace(home, LOCAL_A="from-env")
     ours = found.config.host("ours")
-    assert found.secret_values(ours, None) == {"A": "from-env", "B": "from-file", "C_TOKEN": "c"}
+    assert found.secret_values(ours, None) == {
+        "A": "from-env",
+        "B": "from-file",
+        "C_TOKEN": "c",
+        "HTTPS_PROXY": "http://me:e@proxy",
+    }
+    command = parse_playbook("x", "x.toml", 'schema = 1\nkind = "command"\nargv = ["x"]\nsecrets = ["A"]\n')
+    assert found.secret_values(ours, command) == {"A": "from-env", "HTTPS_PROXY": "http://me:e@proxy"}
     with pytest.raises(ConfigError) as caught:
         workspace(home).secret_values(ours, None)
     assert "LOCAL_A" in caught.value.fix

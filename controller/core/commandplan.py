@@ -19,7 +19,7 @@ from controller.core.errors import ConfigError
 from controller.core.model import Host
 from controller.core.outputs import owned_output
 from controller.core.planner import envelope
-from controller.core.redaction import is_secret, refuse_secrets
+from controller.core.redaction import is_secret, refuse_secrets, split_env
 from remote_payload.host.layout import Layout
 from remote_payload.host.protocol import Accelerator, Job, Limits, OwnedOutput, Plan, Step, Survey, Watched
 
@@ -190,13 +190,25 @@ def _environment(host: Host, playbook: CommandPlaybook, words: _Words) -> tuple[
                 fix=f'add `{name} = {{ env = "{name}" }}` to [hosts."{host.name}".secrets]',
                 code="no-secret",
             )
-    given = {**host.env, **{name: words.fill(value) for name, value in playbook.env.items()}}
+    filled = {name: words.fill(value) for name, value in playbook.env.items()}
+    given = {**unnamed_env(host), **filled}
     both = sorted(set(playbook.env) & set(playbook.secrets))
     if both:
         raise ConfigError(f"{playbook.origin}: `{both[0]}` stands in `env` and in `secrets`", fix="remove one")
-    plain = {name: value for name, value in given.items() if not is_secret(name) and name not in playbook.secrets}
-    hidden = {name for name in playbook.env if is_secret(name)}
+    plain, hidden = split_env({name: value for name, value in given.items() if name not in playbook.secrets})
+    unfilled = [name for name in hidden if playbook.env.get(name) != filled.get(name)]
+    if unfilled:
+        raise ConfigError(
+            f"{playbook.origin}: `env.{unfilled[0]}` is a secret, and holds a word that stands for something else",
+            why="secrets do not go through the plan, which is where such words are filled in",
+            fix=f'add `{unfilled[0]}` whole to [hosts."{host.name}".secrets], and name it in `secrets`',
+        )
     return plain, sorted({*hidden, *playbook.secrets})
+
+
+def unnamed_env(host: Host) -> dict[str, str]:
+    """Return the host's variables that a command gets without naming them: all but those with a secret's name."""
+    return {name: value for name, value in host.env.items() if not is_secret(name)}
 
 
 def _watched(playbook: CommandPlaybook, inside: Callable[[str], str]) -> Watched:

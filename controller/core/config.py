@@ -245,7 +245,7 @@ def _shown(host: Host, values: Values) -> Values:
             continue
         if field in MERGED_TABLES:
             for key in (key for key in values if key[0] == field):
-                hidden = field == "env" and is_secret(key[1])
+                hidden = field == "env" and is_secret(key[1], str(values[key].value))
                 shown[key] = Value(value=MASK, origin=values[key].origin) if hidden else values[key]
             continue
         value = getattr(host, field)

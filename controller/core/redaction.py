@@ -44,20 +44,29 @@ class Exposed:
     name: str
 
 
-def is_secret(name: str) -> bool:
-    """Say whether an environment variable of this name is treated as a secret."""
-    return _SECRET_NAME.search(name) is not None
+def is_secret(name: str, value: str = "") -> bool:
+    """Say whether an environment variable is treated as a secret: for its name, or for a URL's password in its value.
+
+    `HTTPS_PROXY = "http://me:password@proxy:3128"` is the usual one of the second kind.
+    """
+    return _SECRET_NAME.search(name) is not None or has_password(value)
+
+
+def has_password(value: str) -> bool:
+    """Say whether a URL with a password stands in `value`."""
+    found = _URL.search(value)
+    return found is not None and not _NO_VALUE.fullmatch(found["value"])
 
 
 def split_env(env: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Return (plain variables, sorted names of secret ones)."""
-    plain = {name: value for name, value in env.items() if not is_secret(name)}
+    plain = {name: value for name, value in env.items() if not is_secret(name, value)}
     return plain, sorted(set(env) - set(plain))
 
 
 def redact(env: Mapping[str, str], secret_names: Sequence[str] = ()) -> dict[str, str]:
     """Return an environment for display, sorted by name: secrets, and all of `secret_names`, as `***`."""
-    shown = {name: MASK if is_secret(name) else value for name, value in env.items()}
+    shown = {name: MASK if is_secret(name, value) else value for name, value in env.items()}
     return dict(sorted({**shown, **dict.fromkeys(secret_names, MASK)}.items()))
 
 
@@ -75,7 +84,7 @@ def secret_in_argv(argv: Sequence[str]) -> Exposed | None:
                 option = piece.partition("=")[0]
                 name = found["name"].upper().replace("-", "_")
                 return Exposed(how=f"gives `{option}` its value", name=name)
-        if (found := _URL.search(piece)) and not _NO_VALUE.fullmatch(found["value"]):
+        if has_password(piece):
             return Exposed(how="has a URL with a password", name="URL")
     return None
 

@@ -47,7 +47,8 @@ def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[di
         before, after = first.get(key), second.get(key)
         if before == after:
             continue
-        if key.startswith("job.env.") and is_secret(key.removeprefix("job.env.")):
+        name = key.removeprefix("job.env.")
+        if name != key and any(is_secret(name, str(value)) for value in (before, after)):
             before, after = (MASK if value is not None else None for value in (before, after))
         change: dict[str, Any] = {"key": key, "before": before, "after": after}
         if _is_number(before) and _is_number(after) and before:

@@ -41,6 +41,11 @@ class Heartbeat:
         """Note a sign of life."""
         self._heard_at = time.monotonic()
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last sign of life."""
+        return time.monotonic() - self._heard_at
+
     def _ask(self) -> None:
         import paramiko
 
@@ -57,7 +62,7 @@ class Heartbeat:
 
     def _watch(self) -> None:
         while not self._stop.wait(_WATCH_S) and self._transport.is_active():
-            silent_s = time.monotonic() - self._heard_at
+            silent_s = self.silent_s
             if silent_s > self._dead_after_s:
                 self.problem = f"no sign of life from the host for {silent_s:.0f} s"
                 self._transport.close()

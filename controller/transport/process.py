@@ -21,9 +21,6 @@ and every deadline is counted here."""
 
 _WRITE_BYTES = 1 << 15  # one SSH packet
 
-_RECEIVE_BYTES = 1 << 24
-"""All that a channel's window can hold: paramiko moves in memory whatever a read leaves behind."""
-
 
 class SshProcess(RemoteProcess):
     """Implements `controller.transport.base.Process` on a paramiko channel on which the command was started."""
@@ -71,7 +68,7 @@ class SshProcess(RemoteProcess):
 
     def _receive(self, seconds: float) -> bytes | None:
         try:
-            data = bytes(self._channel.recv(_RECEIVE_BYTES))
+            data = bytes(self._channel.recv(READ_BYTES))
         except TimeoutError:
             return None
         if data:

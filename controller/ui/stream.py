@@ -117,6 +117,8 @@ def keyboard() -> int | None:
 class SilentView:
     """Shows nothing; errors still speak at the end."""
 
+    shows_log = False
+
     def sink(self, *, run: str, host: str, known: Known) -> RunSink:
         return ViewSink(self, run=run, host=host, title=known.title)
 
@@ -125,6 +127,8 @@ class SilentView:
     def update(self, view: RunView) -> None: ...
 
     def log(self, lines: Sequence[LogLine]) -> None: ...
+
+    def heard(self) -> None: ...
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -165,7 +169,7 @@ class PlainView(SilentView):
         self._stream = stream
         self._label = f"{label}: " if label else ""
         self._others: list[PlainView] = []
-        self._show_log = show_log
+        self.shows_log = show_log
         self._clock = clock
         self._heartbeat_s = heartbeat_s
         self._lock = threading.Lock()
@@ -184,7 +188,7 @@ class PlainView(SilentView):
             return super().sink(run=run, host=host, known=known)
         self._label = self._label or f"{self._view.host}: "
         other = PlainView(
-            self._stream, clock=self._clock, heartbeat_s=self._heartbeat_s, show_log=self._show_log, label=host
+            self._stream, clock=self._clock, heartbeat_s=self._heartbeat_s, show_log=self.shows_log, label=host
         )
         self._others.append(other.__enter__())
         return ViewSink(other, run=run, host=host, title=known.title)
@@ -208,11 +212,11 @@ class PlainView(SilentView):
             self._print_tenth(view)
 
     def log(self, lines: Sequence[LogLine]) -> None:
-        if lines:
-            self._last_output = self._clock()
-        if self._show_log:
-            with self._lock:
-                self._print([f"| {clean(line.raw)}" for line in lines if not line.partial])
+        with self._lock:
+            self._print([f"| {clean(line.raw)}" for line in lines if not line.partial])
+
+    def heard(self) -> None:
+        self._last_output = self._clock()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -18,7 +18,14 @@ class View(Protocol):
 
     def update(self, view: RunView) -> None: ...
 
+    @property
+    def shows_log(self) -> bool:
+        """Whether `log` is to be called: a log read as lines takes ten times as long as a log that is only copied."""
+
     def log(self, lines: Sequence[LogLine]) -> None: ...
+
+    def heard(self) -> None:
+        """The job has printed something."""
 
     def event(self, event: Event) -> None: ...
 
@@ -37,6 +44,9 @@ class ViewSink:
         self._view.update(self._state)
 
     def log(self, data: bytes) -> None:
+        self._view.heard()
+        if not self._view.shows_log:
+            return
         lines = self._folder.feed(data)
         if (partial := self._folder.partial) is not None:
             lines.append(partial)  # a progress bar at work; a view replaces it when the line is complete

@@ -85,7 +85,11 @@ def judge_run(paths: RunPaths, readings: Optional[Readings] = None) -> Standing:
         names = ", ".join("%d (%s)" % (m.pid, m.comm) for m in members[:8])
         text = "%s; %d processes of the job live: %s" % (evidence, len(members), names)
         return Standing(RunState.ORPHANED, text, run=run)
-    return Standing(RunState.LOST, "%s; no process of the job lives" % evidence, run=run)
+    if _start_lock_is_held(paths):
+        # Whoever ended the last of them in the supervisor's place has the result still to write.
+        return Standing(RunState.STOPPING, "%s; a stop in its place is under way" % evidence, run=run)
+    over = _finished(paths)  # written before the lock was given up
+    return over or Standing(RunState.LOST, "%s; no process of the job lives" % evidence, run=run)
 
 
 def _finished(paths: RunPaths) -> Optional[Standing]:
@@ -99,22 +103,32 @@ def _finished(paths: RunPaths) -> Optional[Standing]:
 def _without_record(paths: RunPaths) -> Standing:
     if os.path.exists(paths.cancelled):
         return Standing(RunState.FINISHED, "it was given up before it was launched", EndReason.CANCELLED.value)
-    try:
-        descriptor = os.open(paths.start_lock, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+    held = _start_lock_is_held(paths)
+    if held is None:
         return Standing(RunState.LOST, "there is no record of a launch")
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if held:
         return Standing(RunState.LAUNCHING, "start.lock is held")
-    finally:
-        os.close(descriptor)
     # Launched between the two looks, perhaps: whoever gave up the lock wrote one of these first.
     over = _finished(paths)
     run = read_json(paths.run)
     if over is not None or run is not None:
         return over or Standing(RunState(run["state"] if run else RunState.LAUNCHING), "just launched", run=run)
     return Standing(RunState.LOST, "its launch ended before a supervisor held it; nothing was started")
+
+
+def _start_lock_is_held(paths: RunPaths) -> Optional[bool]:
+    """Say whether a start or a stop of the run is under way; None if none ever was."""
+    try:
+        descriptor = os.open(paths.start_lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look do not see each other
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _row(run_id: str, plan: Dict[str, Any], standing: Standing) -> Dict[str, Any]:

@@ -15,15 +15,18 @@ however this ends, and whoever else pushes at the same time.
 """
 
 import hashlib
-import io
-import json
 import os
-import re
 import stat
 import struct
 import sys
 import time
-from typing import Any, BinaryIO, Dict, Iterator, Tuple
+
+# Every verb asks first whether the payload is there, and waits for this interpreter. What the answer "yes" does not
+# need is imported where it is used: json (with re) and typing take longer to load than the files take to hash. No
+# `from __future__ import annotations`: a Python 3.6 would not read as far as the word about its age.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO, Dict, Iterator, Tuple
 
 # The frame of framing.py, which is not here yet; a test holds the two together.
 _FRAME = struct.Struct(">II")
@@ -35,6 +38,9 @@ _MAX_ARCHIVE_BYTES = 1 << 28
 
 _STALE_S = 86400.0
 """Age at which a staging folder is certainly not being filled any more; a push takes seconds."""
+
+_PLAIN = frozenset(range(0x20, 0x7F)) - set(b'"\\')
+"""Of ASCII, what a JSON string holds as it is."""
 
 _STAGING = ".incoming-"
 _COMPLETE = ".complete"
@@ -52,8 +58,10 @@ def _damaged(why: str) -> ReceiveError:
     return ReceiveError("push-damaged", "the payload did not arrive as it was sent", why, "run the command again")
 
 
-def read_frame(stream: BinaryIO) -> Tuple[Dict[str, Any], bytes]:
+def read_frame(stream: "BinaryIO") -> "Tuple[Dict[str, Any], bytes]":
     """Read one frame; raise ReceiveError if the stream ends early or is not ours."""
+    import json
+
     head, body = _FRAME.unpack(_read_exactly(stream, _FRAME.size))
     if head > _MAX_HEADER or body > _MAX_BODY:
         raise _damaged("a frame announces a header of %d and a body of %d bytes" % (head, body))
@@ -66,7 +74,7 @@ def read_frame(stream: BinaryIO) -> Tuple[Dict[str, Any], bytes]:
     return header, _read_exactly(stream, body)
 
 
-def _read_exactly(stream: BinaryIO, count: int) -> bytes:
+def _read_exactly(stream: "BinaryIO", count: int) -> bytes:
     data = bytearray()
     while len(data) < count:
         piece = stream.read(count - len(data))
@@ -76,17 +84,21 @@ def _read_exactly(stream: BinaryIO, count: int) -> bytes:
     return bytes(data)
 
 
-def manifest_digest(files: Dict[str, str]) -> str:
+def manifest_text(files: "Dict[str, str]") -> bytes:
+    """Return the lines whose hash is that of the payload: `HEX  RELATIVE/PATH`, sorted, as sha256sum prints them."""
+    return "".join("%s  %s\n" % (files[name], name) for name in sorted(files)).encode()
+
+
+def manifest_digest(files: "Dict[str, str]") -> str:
     """Return the payload hash; the same as framing.manifest_digest."""
-    text = "".join("%s  %s\n" % (files[name], name) for name in sorted(files))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(manifest_text(files)).hexdigest()
 
 
-def check_manifest(manifest: Dict[str, str], digest: str) -> None:
+def check_manifest(manifest: "Dict[str, str]", digest: str) -> None:
     """Raise ReceiveError unless the manifest has this hash and all its names stay below the folder."""
     for name in manifest:
         parts = name.split("/")
-        if name.startswith("/") or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        if name.startswith("/") or "\0" in name or "\n" in name or any(part in ("", ".", "..") for part in parts):
             raise _damaged("the manifest names %r" % name)
     if not manifest or manifest_digest(manifest) != digest:
         raise _damaged("the manifest does not have the hash %s" % digest)
@@ -122,7 +134,7 @@ def prepare_workdir(workdir: str) -> str:
     return payloads
 
 
-def damaged_files(folder: str, manifest: Dict[str, str]) -> Iterator[str]:
+def damaged_files(folder: str, manifest: "Dict[str, str]") -> "Iterator[str]":
     """Yield the names whose contents in `folder` are not those of the manifest."""
     for name, expected in manifest.items():
         try:
@@ -138,22 +150,22 @@ def is_complete(folder: str, digest: str) -> bool:
     """Tell whether `folder` holds the whole payload of this hash, unchanged since it was pushed."""
     try:
         with open(os.path.join(folder, _COMPLETE), "rb") as stream:
-            manifest = json.load(stream)
-    except (OSError, ValueError):
+            text = stream.read()
+    except OSError:
         return False
-    return (
-        isinstance(manifest, dict)
-        and manifest_digest(manifest) == digest
-        and not any(damaged_files(folder, manifest))
-    )
+    if hashlib.sha256(text).hexdigest() != digest:
+        return False
+    lines = [line.partition("  ") for line in text.decode().splitlines()]
+    return not any(damaged_files(folder, {name: expected for expected, _, name in lines}))
 
 
-def unpack(archive: bytes, folder: str, manifest: Dict[str, str]) -> None:
+def unpack(archive: bytes, folder: str, manifest: "Dict[str, str]") -> None:
     """Write exactly the manifest's files, verified and synced, into `folder`.
 
     Raises ReceiveError for a link or special file, for a name that the manifest does not have (an absolute one, one
     with `..`), for missing or different contents.
     """
+    import io
     import tarfile
 
     try:
@@ -173,13 +185,13 @@ def unpack(archive: bytes, folder: str, manifest: Dict[str, str]) -> None:
         _sync_folder(path)
 
 
-def install(staging: str, target: str, manifest: Dict[str, str]) -> None:
+def install(staging: str, target: str, manifest: "Dict[str, str]") -> None:
     """Move the unpacked payload from `staging` to `target`, which appears whole.
 
     If it is there already (another push came first, or it was damaged), each differing file is replaced in place:
     a running job keeps its path.
     """
-    _write(os.path.join(staging, _COMPLETE), json.dumps(manifest, sort_keys=True).encode())
+    _write(os.path.join(staging, _COMPLETE), manifest_text(manifest))
     _sync_folder(staging)
     try:
         os.rename(staging, target)
@@ -208,17 +220,17 @@ def sweep(payloads: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def receive(workdir: str, digest: str, stdin: BinaryIO, stdout: BinaryIO) -> None:
+def receive(workdir: str, digest: str, stdin: "BinaryIO", stdout: "BinaryIO") -> None:
     """Hold the conversation described above. Raises ReceiveError, OSError."""
     os.umask(0o077)
-    if not re.fullmatch("[0-9a-f]{64}", digest):
+    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise _damaged("%r is no hash" % digest)
     payloads = prepare_workdir(workdir)
     target = os.path.join(payloads, digest)
     if is_complete(target, digest):
-        _answer(stdout, {"have": True, "path": target})
+        stdout.write(b'{"have": true, "path": %s}\n' % quoted(target))
+        stdout.flush()
         return
-    # Loaded here and in what is called from here: an unchanged payload is asked for by every verb, and needs neither.
     import shutil
     import tempfile
 
@@ -239,7 +251,7 @@ def receive(workdir: str, digest: str, stdin: BinaryIO, stdout: BinaryIO) -> Non
     _answer(stdout, {"have": True, "path": target, "files": len(manifest)})
 
 
-def _read_archive(stdin: BinaryIO) -> bytes:
+def _read_archive(stdin: "BinaryIO") -> bytes:
     archive = bytearray()
     last = False
     while not last:
@@ -267,7 +279,15 @@ def _sync_folder(path: str) -> None:
         os.close(descriptor)
 
 
-def _answer(stdout: BinaryIO, record: Dict[str, Any]) -> None:
+def quoted(text: str) -> bytes:
+    """Return `text` as a JSON string, in ASCII alone; a name that is no Unicode keeps its surrogates."""
+    units = struct.iter_unpack(">H", text.encode("utf-16-be", "surrogatepass"))
+    return b'"%s"' % b"".join(b"%c" % unit if unit in _PLAIN else b"\\u%04x" % unit for (unit,) in units)
+
+
+def _answer(stdout: "BinaryIO", record: "Dict[str, Any]") -> None:
+    import json
+
     stdout.write(json.dumps(record).encode() + b"\n")
     stdout.flush()
 

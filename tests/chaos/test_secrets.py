@@ -20,9 +20,12 @@ pytestmark = pytest.mark.sshd
 
 VALUES = {"FROM_ENV": "env-5f1c9a-value", "FROM_FILE": "file-7be233-value", "FROM_RING": "ring-90dd41-value"}
 
+IN_A_URL = "url-31c0d7-value"
+"""A password in a variable that nobody called a secret."""
+
 JOB = """
 import hashlib, os, time
-names = ("FROM_ENV", "FROM_FILE", "FROM_RING")
+names = ("FROM_ENV", "FROM_FILE", "FROM_RING", "HTTPS_PROXY")
 print(" ".join(hashlib.sha256(os.environ[name].encode()).hexdigest() for name in names), flush=True)
 open("pid.new", "w").write(str(os.getpid()))
 os.rename("pid.new", "pid")
@@ -40,7 +43,7 @@ def seen_in_processes(pids: set[int]) -> dict[int, str]:
         except OSError:
             continue  # it ended
         environ = "\n".join((read_environ(pid) or {}).values())
-        for name, value in VALUES.items():
+        for name, value in {**VALUES, "HTTPS_PROXY": IN_A_URL}.items():
             if value.encode() in argv:
                 found[pid] = f"{name} in argv"
             elif value in environ:
@@ -48,16 +51,23 @@ def seen_in_processes(pids: set[int]) -> dict[int, str]:
     return found
 
 
+def is_local_ssh(pid: int) -> bool:
+    return os.path.basename(os.readlink(f"/proc/{pid}/exe")) == "ssh"
+
+
 def seen_in_files(folder: Path) -> list[str]:
     return [
         str(path)
         for path in folder.rglob("*")
         if stat.S_ISREG(path.lstat().st_mode)
-        and any(value.encode() in path.read_bytes() for value in VALUES.values())
+        and any(value.encode() in path.read_bytes() for value in (*VALUES.values(), IN_A_URL))
     ]
 
 
-def test_a_secret_travels_by_stdin_only(site: chaos.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("transport", ["paramiko", "openssh"])
+def test_a_secret_travels_by_stdin_only(
+    site: chaos.Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
     project = site.project(tmp_path / "project", tmp_path / "ssh_config")
     sources = tmp_path / "sources"
     sources.mkdir()
@@ -66,11 +76,13 @@ def test_a_secret_travels_by_stdin_only(site: chaos.Site, tmp_path: Path, monkey
     monkeypatch.setenv("LOCAL_TOKEN", VALUES["FROM_ENV"])
     monkeypatch.setenv("PYTHON_KEYRING_BACKEND", "tests.support.filekeyring.FileKeyring")
     monkeypatch.setenv(FILE, str(sources / "ring.json"))
+    proxy = f"http://me:{IN_A_URL}@proxy.example.org:3128"
     with (project.folder / "hosts.toml").open("a") as hosts:
         hosts.write(
-            f'[hosts.stub.secrets]\nFROM_ENV = {{ env = "LOCAL_TOKEN" }}\n'
+            f'transport = "{transport}"\n[hosts.stub.secrets]\nFROM_ENV = {{ env = "LOCAL_TOKEN" }}\n'
             f"FROM_FILE = {{ file = {json.dumps(str(sources / 'file'))} }}\n"
             'FROM_RING = { keyring = "hub", account = "me" }\n'
+            f'[hosts.stub.env]\nHTTPS_PROXY = "{proxy}"\n'
         )
     others = set(snapshot())
 
@@ -80,15 +92,18 @@ def test_a_secret_travels_by_stdin_only(site: chaos.Site, tmp_path: Path, monkey
     assert controller.poll() is None, controller.communicate()
     job = int(pid.read_text())
     seen = seen_in_processes(set(snapshot()) - others - {os.getpid(), job})
-    seen.pop(controller.pid, None)  # the environment that it got from the user's shell
+    # What the user's own shell exports, ctl and the ssh programs that it starts here have inherited.
+    inherited = {pid for pid in seen if pid == controller.pid or is_local_ssh(pid)}
+    assert {seen.pop(pid) for pid in inherited} == {"FROM_ENV in the environment"}
     assert seen == {}
-    assert seen_in_processes({job}) == {job: "FROM_RING in the environment"}  # it would have been seen
+    assert seen_in_processes({job}) == {job: "HTTPS_PROXY in the environment"}  # it would have been seen
     (site.host.workdir / "release").touch()
     stdout, stderr = controller.communicate(timeout=chaos.DEADLINE_S)
     assert controller.returncode == 0, stderr
 
-    expected = " ".join(hashlib.sha256(value.encode()).hexdigest() for value in VALUES.values())
+    expected = " ".join(hashlib.sha256(value.encode()).hexdigest() for value in (*VALUES.values(), proxy))
     assert project.ctl("logs", "--last")[1].decode().strip() == expected
     shown = [stdout, stderr, *project.ctl("config", "show"), *project.ctl("summary", "--last", "--json")[1:]]
-    assert not [value for value in VALUES.values() if value in repr(shown)]
-    assert seen_in_files(project.folder) == seen_in_files(site.host.workdir) == []
+    assert not [value for value in (*VALUES.values(), IN_A_URL) if value in repr(shown)]
+    assert seen_in_files(site.host.workdir) == []
+    assert seen_in_files(project.folder) == [str(project.folder / "hosts.toml")]  # where its owner wrote one

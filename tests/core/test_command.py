@@ -28,9 +28,9 @@ def parse(text: str) -> CommandPlaybook:
     return found
 
 
-def plan(text: str, *extra: str, **options: Any) -> Any:
+def plan(text: str, *extra: str, host: dict[str, Any] = HOST, **options: Any) -> Any:
     made = make_playbook_command_plan(
-        Host.model_validate(HOST), parse(text), extra, run_id="20261129-010203-abcdef",
+        Host.model_validate(host), parse(text), extra, run_id="20261129-010203-abcdef",
         created="2026-11-29T01:02:03Z", payload="0" * 64, ctl_version="0.1.0", **options,
     )  # fmt: skip
     return check_plan(dict(made))
@@ -65,6 +65,15 @@ def test_a_small_playbook_asks_for_nothing() -> None:
     assert (job["cwd"], job["outputs"], job["secret_env"], made["host"]["gpus"]) == ("/root/ctl", [], [], 8)
     assert not {"upload", "watched", "tracebacks", "container", "survey"} & set(job)
     assert describe(made, None)["command"] is None
+
+
+def test_a_password_in_a_url_never_comes_into_a_plan() -> None:
+    """A proxy of the host serves every command, and is no secret that one has to name."""
+    proxy = "http://me:hunter2@proxy:3128"
+    host = {**HOST, "env": {"HTTPS_PROXY": proxy, "MINE_TOKEN": "for-those-who-name-it"}}
+    made = plan('argv = ["x"]\nenv = { DB = "postgres://me:hunter3@db/x" }', host=host)
+    assert (made["job"]["env"], made["job"]["secret_env"]) == ({}, ["DB", "HTTPS_PROXY"])
+    assert "hunter" not in str(made)
 
 
 def test_it_gets_the_secrets_that_it_names_and_no_other() -> None:
@@ -127,6 +136,7 @@ def test_what_is_wrong_is_said_with_its_place(text: str, words: str) -> None:
         ('argv = ["{output}"]', "stands for nothing"),
         ('argv = ["x"]\nsecrets = ["OTHER"]', "has no secret `OTHER`"),
         ('argv = ["x"]\nsecrets = ["HF_TOKEN"]\nenv = { HF_TOKEN = "x" }', "in `env` and in `secrets`"),
+        ('argv = ["x"]\nenv = { DB = "postgres://me:pw@db{work}" }', "a word that stands for something"),
         ('argv = ["x"]\ngpus = 9', "`gpus` is 9"),
         ('argv = ["x"]\n[summary.expect]\nnan = 0', "expects something of no file"),
         ('argv = ["x"]\noutputs = [{ path = "/elsewhere/a" }]', "not inside an output root"),

@@ -300,7 +300,8 @@ def test_settings_take_flag_over_environment_over_built_in() -> None:
 
 
 def test_shown_values_are_json_and_hide_secrets() -> None:
-    made = config(source(HOST + '[hosts.gpu1.env]\nHF_TOKEN = "hf_abc"\n[hosts.gpu1.secrets]\nK = { file = "k" }\n'))
+    env = '[hosts.gpu1.env]\nHF_TOKEN = "hf_abc"\nHTTPS_PROXY = "http://me:hf_abc@proxy"\n'
+    made = config(source(HOST + env + '[hosts.gpu1.secrets]\nK = { file = "k" }\n'))
     text = json.dumps(made.document())
     assert "hf_abc" not in text
     assert made.values()["hosts.gpu1.env.HF_TOKEN"].value == "***"

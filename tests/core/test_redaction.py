@@ -27,6 +27,25 @@ def test_secret_names(name: str, secret: bool) -> None:
     assert is_secret(name) is secret
 
 
+@pytest.mark.parametrize(
+    ("value", "secret"),
+    [
+        ("http://me:hunter2@proxy:3128", True),
+        ("https://index.example.org/simple https://me:hunter2@example.org/simple", True),
+        ("postgresql+psycopg://:hunter2@db/x", True),
+        ("http://proxy:3128", False),
+        ("http://me@proxy:3128", False),
+        ("http://me:$PROXY_PASSWORD@proxy:3128", False),
+        ("me:hunter2@proxy", False),
+        ("", False),
+    ],
+)
+def test_a_password_in_a_url_makes_a_secret_of_any_variable(value: str, secret: bool) -> None:
+    assert is_secret("HTTPS_PROXY", value) is secret
+    assert split_env({"HTTPS_PROXY": value})[1] == (["HTTPS_PROXY"] if secret else [])
+    assert redact({"HTTPS_PROXY": value}) == {"HTTPS_PROXY": "***" if secret else value}
+
+
 def test_environment_is_split_and_redacted() -> None:
     env = {"B_TOKEN": "x", "A": "1"}
     assert split_env(env) == ({"A": "1"}, ["B_TOKEN"])

@@ -65,8 +65,10 @@ def test_a_run_that_has_not_ended_lacks_its_figures() -> None:
 
 def test_secrets_are_not_shown() -> None:
     other = plan()
-    other["job"] = {**other["job"], "env": {"HF_TOKEN": "another", "A": "1"}}
-    assert "another" not in str(compare([plan(), other], [None, None]))
+    other["job"] = {**other["job"], "env": {"HF_TOKEN": "another", "A": "http://me:another@proxy"}}
+    changes = compare([plan(), other], [None, None])
+    assert "another" not in str(changes)
+    assert {"key": "job.env.A", "before": "***", "after": "***"} in changes["plan"]
 
 
 def test_a_commands_arguments_are_part_of_its_plan() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import json
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from remote_payload.host import framing, receive
 from remote_payload.host.framing import pack_frame
@@ -78,7 +81,7 @@ def test_a_payload_that_is_there_is_not_asked_for(tmp_path: Path) -> None:
     assert converse(tmp_path / "w") == [{"have": True, "path": str(target(tmp_path / "w"))}]
 
 
-@pytest.mark.parametrize("harm", ["change", "remove", "mark"])
+@pytest.mark.parametrize("harm", ["change", "remove", "mark", "other mark"])
 def test_a_payload_that_was_damaged_is_repaired_in_place(tmp_path: Path, harm: str) -> None:
     converse(tmp_path, pieces(archive()))
     place = target(tmp_path)
@@ -89,6 +92,8 @@ def test_a_payload_that_was_damaged_is_repaired_in_place(tmp_path: Path, harm: s
     elif harm == "remove":
         victim.unlink()
         victim.parent.rmdir()
+    elif harm == "other mark":
+        (place / ".complete").write_bytes(b"\xff not the list of this payload")
     else:
         (place / ".complete").unlink()
     assert converse(tmp_path, pieces(archive()))[-1]["have"] is True
@@ -232,6 +237,30 @@ def test_it_agrees_with_the_framing() -> None:
     assert (receive._MAX_HEADER, receive._MAX_BODY) == (framing.MAX_HEADER, framing.MAX_BODY)
 
 
+@given(st.text(st.characters(exclude_categories=()), max_size=200))
+def test_a_path_is_answered_as_json(path: str) -> None:
+    """By hand, because the answer "it is there" does not wait for the json module."""
+    line = receive.quoted(path)
+    assert json.loads(line) == path
+    assert line.isascii()
+
+
+def test_what_is_there_is_answered_without_loading_more(tmp_path: Path) -> None:
+    """Every verb waits for this answer; json, re and typing take longer to load than the files take to hash."""
+    assert as_program(tmp_path, ANNOUNCED + pieces(archive())).returncode == 0
+    source = (
+        Path(receive.__file__)
+        .read_text()
+        .replace(
+            "sys.exit(main())",
+            "main(); print(sorted({'json', 're', 'typing', 'tarfile', 'shutil'} & set(sys.modules)))",
+        )
+    )
+    words = [sys.executable, "-I", "-S", "-c", source, str(tmp_path), DIGEST]
+    answer, loaded = subprocess.run(words, capture_output=True, timeout=60, check=True).stdout.splitlines()
+    assert (json.loads(answer), loaded) == ({"have": True, "path": str(target(tmp_path))}, b"[]")
+
+
 def as_program(workdir: Path, stdin: bytes) -> subprocess.CompletedProcess[bytes]:
     source = Path(receive.__file__).read_text()
     return subprocess.run(
@@ -241,6 +270,13 @@ def as_program(workdir: Path, stdin: bytes) -> subprocess.CompletedProcess[bytes
         timeout=60,
         check=False,
     )
+
+
+def test_a_python_of_2016_can_read_the_word_about_its_age() -> None:
+    source = Path(receive.__file__).read_text()
+    tree = ast.parse(source, feature_version=(3, 6))
+    modules = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert "__future__" not in modules  # its `annotations` are a syntax error before 3.7
 
 
 def test_the_program_sent_as_text_receives(tmp_path: Path) -> None:

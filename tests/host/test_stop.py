@@ -17,6 +17,7 @@ from support.hostrun import HostRun, left_by_the_run, wait_until
 from remote_payload.host.framing import pack_frame
 from remote_payload.host.liveness import Liveness, judge
 from remote_payload.host.members import read_environ
+from remote_payload.host.start import hold_start_lock
 
 READY = "import os, signal, subprocess, sys, time\n"
 CHILD = (
@@ -166,6 +167,8 @@ def test_a_lost_run_is_seen_and_its_lease_is_taken_over_only_because_nothing_liv
     assert host.state(plan)["state"] == "orphaned"
 
     host.close()
+    with hold_start_lock(paths, 0):  # as a stop does until it has written how the run ended
+        assert host.state(plan)["state"] == "stopping"
     assert host.state(plan)["state"] == "lost"
     (lease,) = host.ask("ps", {})["leases"]
     assert (lease["run_id"], lease["alive"]) == (plan["run_id"], "dead")

@@ -8,12 +8,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tools.sshd import SshServer
 
 _TIMEOUT_S = 60
 
@@ -60,6 +62,30 @@ def temporary_account(*, shell: str = "/bin/sh", password: str | None = None) ->
         _end_processes(entry.pw_uid)
         subprocess.run(["userdel", name], check=True, capture_output=True, timeout=_TIMEOUT_S)
         shutil.rmtree(entry.pw_dir)
+
+
+@contextmanager
+def account_on(
+    start_server: Callable[..., SshServer], *, shell: str = "/bin/sh", extra: tuple[str, ...] = ()
+) -> Iterator[tuple[SshServer, Account]]:
+    """Make an account on an sshd of its own; `extra` are lines of its configuration."""
+    with temporary_account(shell=shell) as account:
+        # SHLVL as a real sshd leaves it, so that bash reads ~/.bashrc.
+        server = start_server(account.name, user=account.name, extra=[*extra, AUTHORIZED_KEYS, "SetEnv CTL_TEST=1"])
+        account.let_in(server.user_key.with_suffix(".pub"))
+        yield server, account
+
+
+@contextmanager
+def temporary_folder(account: Account) -> Iterator[Path]:
+    """Make a folder of the account's own outside its home."""
+    folder = Path(f"/var/tmp/{account.name}")
+    folder.mkdir(mode=0o700)
+    os.chown(folder, account.uid, -1)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
 
 
 def _end_processes(uid: int) -> None:

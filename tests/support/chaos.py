@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -89,12 +90,17 @@ class Site:
 class Project:
     folder: Path
 
-    def start(self, *words: str, stdout: IO[bytes] | int = subprocess.PIPE) -> subprocess.Popen[bytes]:
-        """Start a real `ctl` with nothing of the user's own around it."""
+    def start(
+        self,
+        *words: str,
+        stdout: IO[bytes] | int = subprocess.PIPE,
+        program: Sequence[str] = ("-m", "controller"),
+    ) -> subprocess.Popen[bytes]:
+        """Start a real `ctl` with nothing of the user's own around it; `program` is what Python is to run."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("CTL_", "XDG_"))}
         root = Path(__file__).resolve().parents[2]
         return subprocess.Popen(
-            [sys.executable, "-m", "controller", *words],
+            [sys.executable, *program, *words],
             cwd=self.folder,
             env={**kept, "HOME": str(self.folder), "PYTHONPATH": str(root)},
             stdin=subprocess.DEVNULL,
@@ -102,9 +108,9 @@ class Project:
             stderr=subprocess.PIPE,
         )
 
-    def ctl(self, *words: str) -> tuple[int, bytes, bytes]:
+    def ctl(self, *words: str, program: Sequence[str] = ("-m", "controller")) -> tuple[int, bytes, bytes]:
         """Run `ctl` to its end; return exit code, stdout and stderr."""
-        process = self.start(*words)
+        process = self.start(*words, program=program)
         stdout, stderr = process.communicate(timeout=DEADLINE_S)
         return process.returncode, stdout, stderr
 

@@ -10,12 +10,11 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.accounts import AUTHORIZED_KEYS, Account, temporary_account
+from support.accounts import account_on, temporary_folder
 
 from controller.core.errors import ConnectionFailed, RemoteFailed
 from controller.stages import push
@@ -67,17 +66,6 @@ def assert_works(transport: Transport, workdir: Path) -> None:
     first, second = push_to(transport, workdir), push_to(transport, workdir)
     assert (first.skipped, second.skipped) == (False, True)
     assert Path(first.path, "remote_payload", "host", "main.py").is_file()
-
-
-@contextmanager
-def account_on(
-    start_server: Start, *, shell: str = "/bin/sh", extra: tuple[str, ...] = ()
-) -> Iterator[tuple[SshServer, Account]]:
-    with temporary_account(shell=shell) as account:
-        # SHLVL as a real sshd leaves it, so that bash reads ~/.bashrc.
-        server = start_server(account.name, user=account.name, extra=[*extra, AUTHORIZED_KEYS, "SetEnv CTL_TEST=1"])
-        account.let_in(server.user_key.with_suffix(".pub"))
-        yield server, account
 
 
 # ------------------------------------------------------------------------------------------- login shells
@@ -219,17 +207,6 @@ def test_a_read_only_home(start_server: Start, connect_to: Connect) -> None:
             push_to(transport, account.home / "ctl")
         assert failure.value.code == "workdir-unusable"
         assert "workdir" in failure.value.fix
-
-
-@contextmanager
-def temporary_folder(account: Account) -> Iterator[Path]:
-    folder = Path(f"/var/tmp/{account.name}")
-    folder.mkdir(mode=0o700)
-    os.chown(folder, account.uid, -1)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 def test_nothing_is_executed_from_tmp(start_server: Start, connect_to: Connect, tmp_path: Path) -> None:

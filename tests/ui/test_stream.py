@@ -14,7 +14,6 @@ from support.recorded import START, Script, failing, healthy, started, view_of
 
 from controller.core.errors import UsageError
 from controller.core.events import Event
-from controller.core.logs import parse_line
 from controller.core.runview import RunView
 from controller.core.state import reduce
 from controller.ui.board import Known
@@ -103,13 +102,14 @@ def test_plain_lines_hold_no_escape_even_from_hostile_events() -> None:
 def test_the_heartbeat_speaks_only_after_silence() -> None:
     stream, clock = io.StringIO(), Clock()
     view = PlainView(stream, clock=clock)
+    run = view.sink(run="r", host="h", known=Known())
     clock.now = START + 80
     view.update(view_of(started().events))
     before = stream.getvalue()
     clock.now += 29
     view.heartbeat()
     assert stream.getvalue() == before
-    view.log([parse_line("something")])
+    run.log(b"half a line")  # which is not read as lines, because none are shown
     clock.now += 41
     view.heartbeat()
     (line,) = stream.getvalue()[len(before) :].splitlines()
