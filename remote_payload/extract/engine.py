@@ -25,7 +25,7 @@ from remote_payload.extract.canary_run import CanaryError, CanaryGuard, Generate
 from remote_payload.extract.collect import PROBE_KEY
 from remote_payload.extract.dataset import NOTICES, DataSet, Samples, Skip, is_mine, read_samples
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
-from remote_payload.extract.formats import SCALE_BYTES, format_named
+from remote_payload.extract.formats import SCALE_BYTES, format_named, named
 from remote_payload.extract.identity import difference
 from remote_payload.extract.pool import DEFAULT_BUFFER_BYTES
 from remote_payload.extract.progress import Counts, LedgerTail, PatientEvents, Progress
@@ -165,9 +165,10 @@ class Extraction:
         written = {record["index"] for record in LedgerTail(self._job.paths.ledger).read()}
         why = f"{type(error).__name__}: {error}"[:WHY_LIMIT]
         with contextlib.suppress(OSError):  # a full disk must not hide the cause; verify counts them as missing
-            for index in pending.indexes:
-                if index not in written:
-                    self._ledger.append({"index": index, "failed": "job-failed", "why": why})
+            for sample in pending:
+                if sample.index not in written:
+                    line = {"index": sample.index, "failed": "job-failed", "why": why}
+                    self._ledger.append(named(line, sample.record_id))
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -195,7 +196,8 @@ class Extraction:
                 return  # another host's share accounts for it
             self._skips[record.code] += 1
             kind = "notice" if record.code in NOTICES else "skipped"
-            self._ledger.append({"index": record.index, "line": record.line, kind: record.code, "why": record.why})
+            line = {"index": record.index, "line": record.line, kind: record.code, "why": record.why}
+            self._ledger.append(named(line, record.record_id))
 
         data = read_samples(
             spec["data"], spec["data_kind"], max_samples=spec["max_samples"], max_seq_len=spec["max_seq_len"],

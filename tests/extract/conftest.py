@@ -47,7 +47,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens.append(tokens[0][:100] + tokens[2])
     refused = ["{ half a record", "", '{"input_ids": []}']
     return write_lines(
-        root / "data.jsonl", [*chats[:6], *({"input_ids": ids} for ids in tokens), *refused, *chats[6:]]
+        root / "data.jsonl",
+        [
+            *chats[:6],
+            *({"input_ids": ids, "id": f"tokens-{place}"} for place, ids in enumerate(tokens)),
+            *refused,
+            *chats[6:],
+        ],
     )
 
 
