@@ -10,11 +10,13 @@ import pytest
 from support import consumers
 from support.chat_tokenizers import PLAIN, STRIPPING, fast_tokenizer
 from support.extraction import write_lines
+from support.probing import quiet
 
 from remote_payload.extract import arrow
 from remote_payload.extract.dataset import DataSet, Sample, Skip, is_mine, read_samples
 from remote_payload.extract.records import LINE_LIMIT, open_source
 from remote_payload.extract.settings import ConfigError
+from remote_payload.host.probe_data import probe_data
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "world"}]}
 MASKED = {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}
@@ -108,6 +110,8 @@ def test_a_json_array_is_recognised_by_its_contents(tmp_path: Path, text: str) -
     data, skipped = read(tmp_path / "d.json")
     assert (data.container, data.kinds, skipped) == ("json", {"tokens": 1, "chat": 1}, [])
     assert data.methods == {"prefix": 1}
+    found = probe_data(quiet, str(tmp_path / "d.json"))  # preflight says the same
+    assert (found["container"], found["kind"]) == ("json", "tokens")
 
 
 def test_one_record_is_jsonl_whatever_its_name(tmp_path: Path) -> None:
