@@ -14,7 +14,6 @@ import os
 import platform
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +28,7 @@ from remote_payload.extract.formats import SCALE_BYTES, format_named, named
 from remote_payload.extract.identity import difference
 from remote_payload.extract.pool import DEFAULT_BUFFER_BYTES
 from remote_payload.extract.progress import Counts, LedgerTail, PatientEvents, Progress
+from remote_payload.extract.refused import Refused
 from remote_payload.extract.requests import VllmEngine, one_token, shut_down
 from remote_payload.extract.resume import require_same_kind, resume
 from remote_payload.extract.settings import (
@@ -59,12 +59,6 @@ WHY_LIMIT = 500
 PROBE_PROMPTS, PROBE_TOKENS = 3, 64
 """Real prompts, cut: enough rows for a median, few enough to cost nothing beside a load."""
 
-NOTED = {
-    "truncated": "cut to max_seq_len",
-    "split": "split where the template alters earlier turns",
-    "no-loss": "kept although no token of theirs counts",
-}
-
 METHODS = {
     "generation": "the template's generation marks",
     "prefix": "rendered prefixes",
@@ -82,7 +76,7 @@ class Extraction:
     def __init__(self, job: Job, events: PatientEvents) -> None:
         self._job, self._events = job, events
         self._ledger = Journal(os.path.join(job.paths.ledger, "driver.jsonl"))
-        self._skips: Counter[str] = Counter()
+        self._refused = Refused()
         self._repairs: list[str] = []  # what the worker found broken in this vLLM and put right
         self._llm: Any = None
         self._guard: CanaryGuard | None = None
@@ -122,8 +116,7 @@ class Extraction:
         self._write_arrow(data)
 
     def _capture(self, pending: Samples, kept: Counts, *, total: int) -> None:
-        skipped = sum(count for code, count in self._skips.items() if code not in NOTICES)
-        with Progress(self._events, total=total, skipped=skipped, kept=kept) as progress:
+        with Progress(self._events, total=total, skipped=self._refused.skipped, kept=kept) as progress:
             if self._llm is not None:
                 tail = LedgerTail(self._job.paths.ledger)
                 admission = Admission(VllmEngine(self._llm), self._room(), tail, progress, self._notice)
@@ -194,7 +187,7 @@ class Extraction:
         def skip(record: Skip) -> None:
             if not is_mine(record.index, self._shard):
                 return  # another host's share accounts for it
-            self._skips[record.code] += 1
+            self._refused.add(record)
             kind = "notice" if record.code in NOTICES else "skipped"
             line = {"index": record.index, "line": record.line, kind: record.code, "why": record.why}
             self._ledger.append(named(line, record.record_id))
@@ -204,11 +197,11 @@ class Extraction:
             over_long=spec["over_long"], vocabulary=facts.vocabulary, tokenizer=tokenizer, skip=skip,
         )  # fmt: skip
         self._notice("info", "data-kind", describe(data))
-        for code, count in sorted(self._skips.items()):
-            what = NOTED.get(code, f"skipped ({code})")
-            self._notice("warn", f"data-{code}", f"{count} of the records were {what}; see ledger/driver.jsonl")
+        for code, text in self._refused.notices(data.container):
+            self._notice("warn", f"data-{code}", text)
         if data.unmasked:
-            text = f"{data.unmasked} samples have no loss mask: where one is stored, all their tokens count"
+            have = "1 sample has" if data.unmasked == 1 else f"{data.unmasked:,} samples have"
+            text = f"{have} no loss mask: where one is stored, every token counts"
             self._notice("warn", "data-unmasked", text)
         return data
 
@@ -318,8 +311,9 @@ class Extraction:
             {
                 "expected": len(samples), "tokens": samples.tokens, "records": data.indexes,
                 "shard": list(self._shard), "data": describe(data),
-                "skipped": dict(self._skips), "boundaries": list(settings.boundaries), "num_layers": facts.layers,
-                "hidden": facts.hidden, "final_norm": settings.final_norm, "capture_path": path,
+                "skipped": dict(self._refused.counts), "boundaries": list(settings.boundaries),
+                "num_layers": facts.layers, "hidden": facts.hidden,
+                "final_norm": settings.final_norm, "capture_path": path,
                 "token_lengths": samples.histogram(), "versions": versions, "repairs": self._repairs,
             },
         )  # fmt: skip

@@ -15,6 +15,7 @@ from support.probing import quiet
 from remote_payload.extract import arrow
 from remote_payload.extract.dataset import DataSet, Sample, Skip, is_mine, read_samples
 from remote_payload.extract.records import LINE_LIMIT, open_source
+from remote_payload.extract.refused import Refused
 from remote_payload.extract.settings import ConfigError
 from remote_payload.host.probe_data import probe_data
 
@@ -57,6 +58,23 @@ def test_every_refused_record_is_named_by_index_and_line(tmp_path: Path) -> None
     ]
     assert (data.indexes, data.unmasked, data.container) == (14, 1, "jsonl")
     assert "byte 25 is 0xff" in skipped[1].why
+
+
+def test_the_first_refused_lines_are_told_and_all_are_counted() -> None:
+    refused = Refused()
+    for line in range(1, 12):
+        refused.add(Skip(index=line, line=line * 2, code="malformed", why=""))
+    for index in (20, 21):  # two parts of one chat
+        refused.add(Skip(index=index, line=30, code="truncated", why=""))
+    assert (refused.skipped, dict(refused.counts)) == (11, {"malformed": 11, "truncated": 2})
+    assert list(refused.notices("jsonl")) == [
+        (
+            "malformed",
+            "11 records were skipped (malformed): lines 2, 4, 6, 8, 10, 12, 14, 16 and more; see ledger/driver.jsonl",
+        ),
+        ("truncated", "2 records were cut to max_seq_len: line 30; see ledger/driver.jsonl"),
+    ]
+    assert "rows 2, 4" in dict(refused.notices("arrow"))["malformed"]
 
 
 def test_a_line_without_end_is_one_record(tmp_path: Path) -> None:
