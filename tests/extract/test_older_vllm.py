@@ -92,3 +92,15 @@ def test_a_model_that_it_cannot_load_ends_with_its_own_error(launch: Callable[..
     (first, *_) = run.events("exception")
     assert (first["writer"], first["exc_type"]) == ("rank-0", "ImportError")
     assert "compile_flash_attn_varlen_func_from_specs" in first["message"]
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [{}, {"block_size": 32}], ids=["default", "larger-blocks"])
+def test_a_sliding_window_fails_at_the_first_step_whatever_blocks_are_asked_for(
+    launch: Callable[..., Run], engine: dict[str, int]
+) -> None:
+    run = launch("mistral-sliding-tiny", engine=engine)
+    assert run.code == 1
+    messages = [event["message"] for event in run.events("exception") if event["writer"] == "rank-0"]
+    assert "block_size % attn_impl::BlockSizeAlignment == 0" in messages[0]

@@ -17,6 +17,11 @@ NO_MLA = (
 )
 NO_EXPERT_PARALLEL = f"vLLM {OLDER} cannot run experts in parallel on a CPU: its kernel routes by itself"
 
+NO_WINDOW = (
+    f"vLLM {OLDER} runs no model with a sliding window on a CPU: its own kernel refuses the size of the KV cache's "
+    "blocks at the first step (block_size % BlockSizeAlignment)"
+)
+
 
 def installed() -> str:
     """Return the version of vLLM for the CPU that the tests run with."""
@@ -29,4 +34,6 @@ def why_not(model: str, engine: dict[str, Any]) -> str | None:
         return None
     if model.startswith(MLA):
         return NO_MLA
+    if "sliding" in model:
+        return NO_WINDOW
     return NO_EXPERT_PARALLEL if engine.get("enable_expert_parallel") else None
