@@ -53,7 +53,11 @@ def show_plan(intention: Intention, *, as_json: bool) -> None:
 
     payload = load_payload()
     described = describe(
-        intention.plan, intention.extraction, payload_files=len(payload.files), payload_bytes=payload.size
+        intention.plan,
+        intention.extraction,
+        payload_files=len(payload.files),
+        payload_bytes=payload.size,
+        pushed=intention.data.describe() if intention.data else None,
     )
     if as_json:
         print_json(described)
