@@ -223,7 +223,8 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool)
         from controller.ui.stopped import print_stop
 
         print_stop(out_console(), record)
-    return ExitCode.OK
+    # "ctl stop RUN && ..." must not go on to a host on which the run still holds something.
+    return ExitCode.UNEXPECTED if outcome.gpus_clean is False else ExitCode.OK
 
 
 def copy_what_is_new(run: Run) -> None:
