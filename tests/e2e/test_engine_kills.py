@@ -42,7 +42,7 @@ START_S = 240.0
 ENDS_S = 60.0
 """From the blow to the run's result, on a busy machine; some seconds on an idle one."""
 
-SILENCE_S = 30
+SILENCE_S = 90
 """No part of a load is as long without a word."""
 
 
