@@ -1,7 +1,10 @@
 # Two commands matter: `make demo` and `make test`. Each does all its own set-up.
-.PHONY: demo demo-stop test test-all lint setup clean
+.PHONY: demo demo-stop test test-all test-older lint setup older clean
 
 PY := .venv/bin/python
+# The oldest vLLM that shares torch with the pinned one, see requirements/.
+OLDER := 0.28
+OLDER_PY := .venv-vllm-$(OLDER)/bin/python
 
 demo: setup
 	$(PY) tools/demo.py run
@@ -9,11 +12,17 @@ demo: setup
 demo-stop:
 	@if [ -x $(PY) ]; then $(PY) tools/demo.py stop; else echo "nothing to stop: there is no .venv"; fi
 
-test: setup lint
+test: setup lint older
 	$(PY) -m pytest -m "not slow"
+	$(OLDER_PY) -m pytest tests/extract/test_older_vllm.py tests/extract/test_versions.py -m "not slow"
 
 test-all: setup lint
 	$(PY) -m pytest
+	$(MAKE) test-older
+
+# Every test of the capture on the older vLLM; what it cannot is skipped with the reason.
+test-older: older
+	$(OLDER_PY) -m pytest tests/extract
 
 lint: setup
 	.venv/bin/ruff check .
@@ -25,6 +34,9 @@ lint: setup
 setup:
 	@tools/setup.sh
 
+older: setup
+	@tools/setup_vllm.sh $(OLDER)
+
 # ctl-runs stays: it is the only copy of what was seen of a run whose host is gone.
 clean: demo-stop
-	rm -rf .demo .venv
+	rm -rf .demo .venv .venv-vllm-*

@@ -119,7 +119,13 @@ def plan(
     intention = pipeline.plan_extract(load_workspace(), host, playbook, overrides)
     payload = load_payload()
     return Plan(
-        describe(intention.plan, intention.extraction, payload_files=len(payload.files), payload_bytes=payload.size)
+        describe(
+            intention.plan,
+            intention.extraction,
+            payload_files=len(payload.files),
+            payload_bytes=payload.size,
+            pushed=intention.data.describe() if intention.data else None,
+        )
     )
 
 

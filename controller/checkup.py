@@ -81,7 +81,7 @@ def preflight(planned: Sequence[Intention | Checkup], *, as_json: bool) -> ExitC
     """
     match planned:
         case [Intention() as intention]:
-            with contact.host_context(intention.host, ask=ask_yes_no) as ctx:
+            with _host(intention) as ctx:
                 checkups = [Checkup(host=intention.host.name, outcome=_look(ctx, intention))]
         case _:
             terminal = _Terminal()
@@ -97,7 +97,7 @@ def fix(intentions: Sequence[Intention], *, yes: bool, as_json: bool) -> ExitCod
     """
     documents, codes = [], []
     for intention in intentions:
-        with contact.host_context(intention.host, ask=ask_yes_no) as ctx:
+        with _host(intention) as ctx:
             document, code = _fix(ctx, intention, yes=yes, as_json=as_json)
         documents.append(document)
         codes.append(code)
@@ -141,6 +141,18 @@ def _fix(ctx: Context, intention: Intention, *, yes: bool, as_json: bool) -> tup
     }
     left = answer["failed"] or answer["remaining"]
     return document, ExitCode.REFUSED if left else checkup.exit_code
+
+
+@contextmanager
+def _host(intention: Intention) -> Iterator[Context]:
+    """Connect to a host that is looked at alone; what is sent to it is shown."""
+    from controller.ui.pushing import PushBar
+
+    with (
+        PushBar(err_console()) as shown,
+        contact.host_context(intention.host, ask=ask_yes_no, emit=shown) as ctx,
+    ):
+        yield ctx
 
 
 def _look(ctx: Context, intention: Intention) -> PreflightOutcome:

@@ -53,7 +53,11 @@ def show_plan(intention: Intention, *, as_json: bool) -> None:
 
     payload = load_payload()
     described = describe(
-        intention.plan, intention.extraction, payload_files=len(payload.files), payload_bytes=payload.size
+        intention.plan,
+        intention.extraction,
+        payload_files=len(payload.files),
+        payload_bytes=payload.size,
+        pushed=intention.data.describe() if intention.data else None,
     )
     if as_json:
         print_json(described)
@@ -219,7 +223,8 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool)
         from controller.ui.stopped import print_stop
 
         print_stop(out_console(), record)
-    return ExitCode.OK
+    # "ctl stop RUN && ..." must not go on to a host on which the run still holds something.
+    return ExitCode.UNEXPECTED if outcome.gpus_clean is False else ExitCode.OK
 
 
 def copy_what_is_new(run: Run) -> None:

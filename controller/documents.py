@@ -112,9 +112,10 @@ class Ledger(list[dict[str, Any]]):
     def to_pandas(self) -> pandas.DataFrame:
         """Return one row a sample, indexed by its number: rank, fate, tokens, bytes, file, seconds, and per state.
 
-        `fate` is written, skipped or failed, `why` says why a sample is not there; `norm_B`, `nan_B`, `inf_B` and
-        `zero_rows_B` are the figures of boundary B; `time` (UTC) is when the file was complete, where the ledger
-        tells it. Of a sample with several lines the one that counts is taken. Raises UsageError without pandas.
+        `fate` is written, skipped or failed, `why` says why a sample is not there, `record_id` is what the data set
+        calls it, where it does; `norm_B`, `nan_B`, `inf_B` and `zero_rows_B` are the figures of boundary B; `time`
+        (UTC) is when the file was complete, where the ledger tells it. Of a sample with several lines the one that
+        counts is taken. Raises UsageError without pandas.
         """
         from controller.core.ledger import latest, parse_line
 
@@ -127,13 +128,14 @@ class Ledger(list[dict[str, Any]]):
             row = {
                 "index": index, "rank": line.rank, "fate": line.fate.value, "tokens": line.tokens,
                 "bytes": line.bytes, "file": line.file, "seconds": line.seconds, "time": line.t, "kept": line.kept,
-                "code": line.code, "why": line.why,
+                "code": line.code, "why": line.why, "record_id": line.record_id,
             }  # fmt: skip
             for state in line.states:
                 for name in ("norm", "nan", "inf", "zero_rows"):
                     row[f"{name}_{state.boundary}"] = getattr(state, name)
             rows.append(row)
-        first = ["index", "rank", "fate", "tokens", "bytes", "file", "seconds", "time", "kept", "code", "why"]
+        first = ["index", "rank", "fate", "tokens", "bytes", "file", "seconds", "time", "kept"]
+        first += ["code", "why", "record_id"]
         frame = pandas.DataFrame(rows, columns=None if rows else first).set_index("index")
         # Whole numbers stay whole where a sample that was not written leaves a hole.
         counts = [name for name in frame if name.startswith(("nan_", "inf_", "zero_rows_"))]

@@ -15,6 +15,7 @@ from controller.core.values import LOCAL
 from remote_payload.host.data import data_digest
 from remote_payload.host.framing import file_digest
 from remote_payload.host.layout import Layout
+from remote_payload.host.probe_data import probe_data
 
 PIECE_BYTES = 1 << 20
 
@@ -31,6 +32,16 @@ class LocalData:
     def size(self) -> int:
         """Bytes of all files together."""
         return sum(entry["size"] for entry in self.files)
+
+    def describe(self) -> dict[str, Any]:
+        """Return {"name", "bytes", "container", "kind"}: as preflight will find it on a host.
+
+        Raises OSError.
+        """
+        found = probe_data(lambda what: None, str(self.path))
+        return {
+            "name": self.path.name, "bytes": self.size, "container": found["container"], "kind": found["kind"],
+        }  # fmt: skip
 
     def path_on(self, host: Host) -> str:
         """Return where on a host it will lie."""

@@ -7,7 +7,7 @@ TOPICS: dict[str, str] = {
 Exit codes
 
     0    ok
-    1    unexpected: a defect of ctl, or a command of its own that failed on the host
+    1    unexpected: a defect of ctl, a command of its own that failed on the host, or a stop that left something
     2    usage or configuration
     3    refused: preflight, a lease held by somebody else, or an output that is not what was shown
     4    cannot connect, or the host's key or ours was not accepted

@@ -158,6 +158,14 @@ def test_a_ledger_becomes_a_row_for_each_sample(tmp_path: Path) -> None:
     assert frame.loc[96, "why"] == "not JSON: line 1 column 7"
     assert str(frame["time"].dtype).endswith("UTC]")
     assert Ledger().to_pandas().empty
+    lines = [
+        {"index": 0, "file": "0.pt", "tokens": 3, "bytes": 9, "record_id": "talk-1"},
+        {"index": 1, "skipped": "empty", "why": "no token in it", "record_id": "talk-2"},
+        {"index": 2, "failed": "job-failed", "why": "", "record_id": 7},  # no name of ours
+    ]
+    names = Ledger(lines).to_pandas()["record_id"]
+    assert names[:2].tolist() == ["talk-1", "talk-2"]
+    assert names.isna().tolist() == [False, False, True]
 
 
 def test_without_pandas_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,9 +105,9 @@ def check_data(report: Mapping[str, Any], plan: Plan, name: str | None = None) -
     elif kind == "unknown":
         yield failed(
             "data-kind",
-            f"the first record of {shown} is neither tokens nor a chat",
-            why=f"its keys are {some(found['keys'])}" if found["keys"] else "it is no JSON object",
-            fix="each line needs `input_ids`, or `messages` or `conversations`",
+            f"none of the first records of {shown} is tokens or a chat",
+            why=f"the first has the keys {some(found['keys'])}" if found["keys"] else "none is a JSON object",
+            fix="each record needs `input_ids`, or `messages` or `conversations`",
         )
     elif wanted not in ("auto", kind):
         yield failed(

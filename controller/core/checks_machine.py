@@ -13,8 +13,9 @@ from remote_payload.host.protocol import Accelerator, Plan
 SHM_NEEDED = 1 << 30
 """Bytes of /dev/shm that several ranks need to talk to each other; a container's default is 64 MiB."""
 
-MEMORY_PER_RANK = 4 << 30
-"""Bytes of host memory: Python, CUDA context and pinned buffers of one worker. Weights are mapped, not held."""
+MEMORY_PER_RANK = 2 << 30
+"""Bytes of host memory: Python and CUDA context of one worker (1.9 GB on an H200), beside the plan's `buffer_bytes`,
+which a worker pins when it loads. Weights are mapped, not held."""
 
 CPU_HEADROOM = 2 << 30
 """Bytes beside the weights when the CPU computes: activations, KV cache, the interpreter."""
@@ -125,7 +126,9 @@ def _check_available(found: Mapping[str, Any], report: Mapping[str, Any], plan: 
         needed = (section(report, "model") or {"total_bytes": 0})["total_bytes"] + CPU_HEADROOM
         reason = "the weights are held in it"
     else:
-        needed, reason = ranks(plan) * MEMORY_PER_RANK, f"{ranks(plan)} workers need it beside the GPUs"
+        buffers = plan["extract"]["buffer_bytes"]
+        needed = ranks(plan) * (MEMORY_PER_RANK + buffers)
+        reason = f"{ranks(plan)} workers need it beside the GPUs, {size(buffers)} each for `buffer_bytes`"
     if found["available"] < needed:
         yield warned(
             "memory-low",

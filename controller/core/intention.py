@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import shlex
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from controller.core.boundaries import resolve_boundaries
@@ -35,12 +36,18 @@ _MOVING = (Stale.QUARANTINE.value, Stale.RESUME.value)
 
 
 def describe(
-    plan: Plan, playbook: Playbook | None, *, payload_files: int | None = None, payload_bytes: int | None = None
+    plan: Plan,
+    playbook: Playbook | None,
+    *,
+    payload_files: int | None = None,
+    payload_bytes: int | None = None,
+    pushed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return a plan's intention as JSON-ready data; secrets are shown as `***`.
 
-    `playbook` tells what is known of the model's shape; the payload's size is given where it is known. Raises
-    ConfigError if the boundaries do not fit a known number of layers.
+    `playbook` tells what is known of the model; the payload's size is given where it is known, and in `pushed`
+    {"name", "bytes", "container", "kind"} of a data set that comes from the workstation. Raises ConfigError if the
+    boundaries do not fit a known number of layers.
     """
     job, host = plan["job"], plan["host"]
     outputs = [
@@ -60,6 +67,7 @@ def describe(
             "files": payload_files,
             "bytes": payload_bytes,
         },
+        "data": dict(pushed) if pushed else None,
         "steps": [dict(step) for step in job["steps"]],
         "cwd": job["cwd"],
         "environment": redact({**job["env"], **supervisor_env(plan)}, job["secret_env"]),
@@ -127,8 +135,8 @@ def _sections(document: dict[str, Any]) -> list[dict[str, Any]]:
             ("host", f"{host['name']} ({where}), {host['gpus'] or 'no'} GPUs, {host['accelerator']}"),
             ("playbook", document["playbook"] or "none"),
         ],
-        "Upload": [("payload", _upload_text(upload)), ("to", upload["to"])],
-        "Capture": _capture_rows(capture) if capture else [],
+        "Upload": [("payload", _upload_text(upload)), ("to", upload["to"]), *_data_rows(document["data"])],
+        "Capture": _capture_rows(capture, document["data"]) if capture else [],
         "Command": _command_rows(document),
         "Steps": [(step["name"], shlex.join(step["argv"]) if "argv" in step else "") for step in document["steps"]],
         "Environment": list(document["environment"].items()),
@@ -170,7 +178,11 @@ def _upload_text(upload: dict[str, Any]) -> str:
     return f"{upload['payload'][:12]}{size}, only if the host does not have it"
 
 
-def _capture_rows(capture: dict[str, Any]) -> list[tuple[str, str]]:
+def _data_rows(data: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    return [("data", f"{data['name']}, {data['bytes']:,} bytes, only if the host does not have it")] if data else []
+
+
+def _capture_rows(capture: dict[str, Any], data: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     requested = capture["requested"]
     if capture["boundaries"] is None:
         boundaries = f"{requested}, resolved on the host: the number of layers is not known here"
@@ -180,7 +192,7 @@ def _capture_rows(capture: dict[str, Any]) -> list[tuple[str, str]]:
     at_most = capture["bytes_at_most"]
     return [
         ("model", capture["model"]),
-        ("data", f"{capture['data']} ({_kind_text(capture['data_kind'])})"),
+        ("data", f"{capture['data']} ({_kind_text(capture['data_kind'], data)})"),
         ("boundaries", boundaries),
         ("format", f"{capture['format']}, the last state {'after' if capture['final_norm'] else 'before'} the norm"),
         ("samples", f"{samples}, {_length_text(capture)}"),
@@ -190,8 +202,14 @@ def _capture_rows(capture: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _kind_text(kind: str) -> str:
-    return "its kind is read from its contents" if kind == "auto" else f"taken for {kind}"
+def _kind_text(kind: str, data: Mapping[str, Any] | None) -> str:
+    """Say what the data set is, where it can be looked at; what lies on a host preflight tells."""
+    form = f"{data['container']}, " if data and data["container"] else ""
+    if kind != "auto":
+        return f"{form}taken for {kind}"
+    if data is None:
+        return "its kind is read from its contents"
+    return f"{form}by its contents of kind {data['kind']}"
 
 
 def _length_text(capture: dict[str, Any]) -> str:

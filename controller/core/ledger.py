@@ -56,6 +56,8 @@ class LedgerLine:
     states: tuple[StateFigures, ...] = ()
     code: str = ""
     why: str = ""
+    record_id: str | None = None
+    """What the data set itself calls the record."""
 
 
 def parse_line(record: Any, rank: int | None) -> LedgerLine | None:
@@ -63,9 +65,10 @@ def parse_line(record: Any, rank: int | None) -> LedgerLine | None:
     if not isinstance(record, Mapping) or not _is_count(record.get("index")):
         return None
     index, why = int(record["index"]), str(record.get("why") or "")
+    name = record["record_id"] if isinstance(record.get("record_id"), str) else None
     for key, fate in (("skipped", Fate.SKIPPED), ("failed", Fate.FAILED)):
         if key in record:
-            return LedgerLine(index=index, fate=fate, rank=rank, code=str(record[key]), why=why)
+            return LedgerLine(index=index, fate=fate, rank=rank, code=str(record[key]), why=why, record_id=name)
     if "file" not in record or not _is_count(record.get("tokens")) or not _is_count(record.get("bytes")):
         return None
     states = record.get("states")
@@ -80,6 +83,7 @@ def parse_line(record: Any, rank: int | None) -> LedgerLine | None:
         seconds=finite(record.get("seconds")),
         kept=bool(record.get("kept")),
         states=tuple(filter(None, map(_state, states))) if isinstance(states, list) else (),
+        record_id=name,
     )
 
 

@@ -191,7 +191,8 @@ def make_convert_plan(
     """Plan the conversion of an extraction's files, on its host, without its GPUs, beside whatever runs on them.
 
     `output` defaults to the source's folder with `-FORMAT` after its name. Raises UsageError if `source` is no
-    extraction or of that format already, ConfigError if the output may not lie there.
+    extraction, of that format already, or of states that the format cannot hold without loss (`lossy-conversion`: as
+    far as the plan tells; the job looks at the files), ConfigError if the output may not lie there.
     """
     spec = source["extract"]
     if spec is None:
@@ -200,6 +201,18 @@ def make_convert_plan(
         raise UsageError(f"there is no format `{to}`", fix=f"use one of {', '.join(FINAL_NORM)}")
     if spec["format"] == to:
         raise UsageError(f"the samples of run {source['run_id']} are of format {to} already")
+    lost = None
+    if spec.get("store_dtype") == "fp8":
+        lost = "they are fp8, rounded when they were stored: no format may pass them on as more"
+    elif spec.get("final_norm") and not FINAL_NORM[to]:
+        lost = f"the last state is after the final norm, format {to} needs it before: it cannot be undone"
+    if lost is not None:
+        raise UsageError(
+            f"the states of run {source['run_id']} cannot be converted to {to} without loss",
+            why=lost,
+            fix=f"extract them anew with `--format {to}`",
+            code="lossy-conversion",
+        )
     path = host.resolve(output) if output else f"{spec['output']}-{to}"
     owned = owned_output(host, path, stale=stale, adopt=adopt, reads=(spec["output"], spec["model"], spec["data"]))
     runs = Layout(host.workdir)

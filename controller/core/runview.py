@@ -40,6 +40,8 @@ class StageView:
     text: str = ""
     started: float | None = None
     seconds: float | None = None
+    fraction: float | None = None
+    """How far it is, between 0 and 1, where it says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from controller.core.errors import UsageError
+from remote_payload.host.protocol import VALUE_ARGUMENTS
 
 SAME = ("model", "revision", "boundaries", "final_norm", "store_dtype", "dtype", "format", "max_seq_len", "over_long")
 """Fields of an ExtractSpec in which shares of one whole must agree."""
@@ -43,7 +44,9 @@ def merge(shares: Sequence[Share]) -> dict[str, Any]:
             written.setdefault(index, []).append((share.run_id, {**line, "run": share.run_id, "host": share.host}))
         skips = (line for line in share.ledger if "skipped" in line)
         skipped.update((line["index"], {**line, "run": share.run_id, "host": share.host}) for line in skips)
-    records = max((share.records or 0 for share in shares), default=0)
+    told = [share.records for share in shares if share.records is not None]
+    # Where no run got as far as to count them, there may be more: nothing is complete.
+    records = max(told) if told else max([*written, *skipped], default=-1) + 1
     holes = [index for index in range(records) if index not in written and index not in skipped]
     doubles = {index: found for index, found in sorted(written.items()) if len(found) > 1}
     differing = [i for i, found in doubles.items() if len({line.get("token_sha256") for _, line in found}) > 1]
@@ -55,7 +58,7 @@ def merge(shares: Sequence[Share]) -> dict[str, Any]:
              "written": sum(1 for found in written.values() for run, _ in found if run == share.run_id)}
             for share in shares
         ],
-        "complete": not holes and not doubles,
+        "complete": bool(told) and not holes and not doubles,
         "records": records,
         "written": len(written),
         "skipped": len(skipped),
@@ -74,17 +77,23 @@ def merge(shares: Sequence[Share]) -> dict[str, Any]:
 
 def _check(shares: Sequence[Share]) -> None:
     for one, other in pairwise(shares):
-        differ = [name for name in SAME if one.spec.get(name) != other.spec.get(name)]
+        here, there = _compared(one.spec), _compared(other.spec)
+        differ = [name for name in here if here[name] != there[name]]
         if differ:
             raise UsageError(
                 f"runs {one.run_id} and {other.run_id} are not shares of one extraction",
-                why=", ".join(f"{n}: {one.spec.get(n)!r} and {other.spec.get(n)!r}" for n in differ),
+                why=", ".join(f"{name}: {here[name]!r} and {there[name]!r}" for name in differ),
             )
         if None not in (one.records, other.records) and one.records != other.records:
             raise UsageError(
                 f"runs {one.run_id} and {other.run_id} read different data",
                 why=f"{one.records} records and {other.records}",
             )
+
+
+def _compared(spec: Mapping[str, Any]) -> dict[str, Any]:
+    engine = spec.get("engine") or {}
+    return {name: spec.get(name) for name in SAME} | {f"engine.{name}": engine.get(name) for name in VALUE_ARGUMENTS}
 
 
 def _ranges(numbers: Sequence[int]) -> list[list[int]]:

@@ -220,6 +220,7 @@ def _advance(stages: tuple[StageView, ...], event: Event) -> tuple[StageView, ..
         text=_text(event, "text"),
         started=event.t,
         seconds=_number(event.data, "seconds"),
+        fraction=_fraction(event.data),
     )
     for position in reversed(range(len(stages))):
         known = stages[position]
@@ -230,6 +231,11 @@ def _advance(stages: tuple[StageView, ...], event: Event) -> tuple[StageView, ..
             ended = replace(fresh, started=known.started, seconds=seconds)
             return (*stages[:position], ended, *stages[position + 1 :])
     return (*stages, fresh)
+
+
+def _fraction(record: Mapping[str, Any]) -> float | None:
+    done, total = _number(record, "done"), _number(record, "total")
+    return min(1.0, max(0.0, done / total)) if done is not None and total else None
 
 
 def _gpu(record: Mapping[str, Any]) -> GpuView:

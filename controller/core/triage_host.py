@@ -20,8 +20,8 @@ KILLED = Entry(
     fix="`dmesg -T | grep -iE 'oom|killed|xid'` on the host, around that time",
     exception=pattern(r"EngineLostError: the process of (?P<source>.+) is gone"),
     line=pattern(
-        r"Worker proc (?P<source>\S+) died unexpectedly|Failed core proc\(s\): \{'(?P<name>[^']+)': -\d+"
-        r"|pid \d+ died, exit code: -\d+"
+        r"(?:Worker proc (?=\S+ died unexpectedly)|Failed core proc\(s\): \{'(?=[^']+': -\d)"
+        r"|(?=pid \d+ died, exit code: -\d))(?P<source>pid \d+|[^'\s]+)"
     ),
 )
 

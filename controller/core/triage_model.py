@@ -6,6 +6,14 @@ from controller.core.triage_entry import Entry, pattern
 
 ENTRIES = (
     Entry(
+        code="refused-by-job",
+        what="{detail}",
+        why="the job looked at its data, model and output, and ended before it loaded or wrote anything",
+        fix="put right what it names, then run it again",
+        exception=pattern(r"^(remote_payload\.extract\.settings\.)?ConfigError: (?P<detail>.+)"),
+        frames=pattern(r"/remote_payload/extract/\w+\.py"),
+    ),
+    Entry(
         code="head-size",
         what="no attention kernel of this vLLM takes the model's head size",
         why="MLA kernels need `kv_lora_rank` 512 and `qk_rope_head_dim` 64, others a few head sizes",

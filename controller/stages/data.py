@@ -10,6 +10,7 @@ from typing import Any
 from controller.core.errors import CtlError, RefusedError, RemoteFailed
 from controller.localdata import LocalData
 from controller.stages.base import HOST_ERROR, Context, host_error
+from controller.stages.sending import Meter
 from controller.transport.base import Process
 from remote_payload.host.framing import pack_frame
 
@@ -17,9 +18,6 @@ ANSWER_TIMEOUT_S = 600.0
 """For the receiver's last answer: it syncs all that was sent, perhaps to a network file system."""
 
 WRITE_TIMEOUT_S = 120.0
-STEP = 0.05
-"""Share of the bytes between two reports: few enough for a log, many enough to follow."""
-
 _ANSWER_MAX_BYTES = 1 << 24
 """16 MiB: the checksums of some 200,000 files."""
 
@@ -54,16 +52,12 @@ def _converse(ctx: Context, data: LocalData) -> tuple[str, int]:
         answer = read_answer(process, "data")
         if answer.get("have"):
             return str(answer["path"]), 0
-        sent, told = 0, 0.0
+        meter = Meter(ctx, "data", data.path.name, data.size)
         for piece in readable(data.pieces()):
             process.write(pack_frame({"end": False}, piece), timeout=WRITE_TIMEOUT_S)
-            sent += len(piece)
-            if sent / data.size >= told + STEP:
-                told = sent / data.size
-                text = f"{data.path.name}: {told:.0%} of {data.size:,} bytes"
-                ctx.emit("stage", name="data", status="started", text=text)
+            meter.add(len(piece))
         process.write(pack_frame({"end": True}), timeout=WRITE_TIMEOUT_S)
-        return str(read_answer(process, "data")["path"]), sent
+        return str(read_answer(process, "data")["path"]), meter.sent
     finally:
         process.close()
 

@@ -9,6 +9,7 @@ from controller.core.errors import CtlError
 from controller.localfiles import LocalFiles
 from controller.stages.base import Context
 from controller.stages.data import WRITE_TIMEOUT_S, read_answer, readable
+from controller.stages.sending import Meter
 from remote_payload.host.framing import pack_frame
 
 
@@ -38,13 +39,14 @@ def _converse(ctx: Context, files: LocalFiles) -> tuple[int, int]:
         body = json.dumps({"files": list(files.files)}, separators=(",", ":")).encode()
         process.write(pack_frame({"workdir": ctx.host["workdir"]}, body), timeout=WRITE_TIMEOUT_S)
         wanted = [str(sha256) for sha256 in read_answer(process, "uploads")["missing"]]
-        sent = 0
+        missing = {str(file["sha256"]): int(file["size"]) for file in files.files if file["sha256"] in wanted}
+        meter = Meter(ctx, "uploads", f"{len(wanted)} files", sum(missing.values()))
         if wanted:
             for piece in readable(files.pieces(wanted)):
                 process.write(pack_frame({"end": False}, piece), timeout=WRITE_TIMEOUT_S)
-                sent += len(piece)
+                meter.add(len(piece))
             process.write(pack_frame({"end": True}), timeout=WRITE_TIMEOUT_S)
         read_answer(process, "uploads")
-        return len(wanted), sent
+        return len(wanted), meter.sent
     finally:
         process.close()

@@ -7,6 +7,9 @@ from rich.text import Text
 LABEL = 9
 """Cells of the column that names a row."""
 
+BAR_MAX = 80
+"""Cells; a longer bar says no more, and draws the eye from the figures behind it."""
+
 
 def spread(left: Text, right: Text, width: int) -> Text:
     """Put one text at each end of a line; the left one gives way."""

@@ -10,13 +10,10 @@ from controller.ui.charts import bar
 from controller.ui.clean import clean
 from controller.ui.formats import amount_text, bytes_text, count_text, duration_text
 from controller.ui.glyphs import UNICODE, Glyphs
-from controller.ui.layout import LABEL
+from controller.ui.layout import BAR_MAX, LABEL
 
 QUIET_SHOWN_S = 60.0
 """Silence is mentioned from here on: loading shards and compiling graphs are often quiet for half a minute."""
-
-BAR_MAX = 80
-"""Cells; a longer bar says no more, and draws the eye from the figures behind it."""
 
 ROOMY_WIDTH = 90
 """Columns from which on the disk has a line of its own."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from controller.core.runview import RunView, StageView, Status
 from controller.ui.board import Snapshot
+from controller.ui.charts import bar
 from controller.ui.clean import clean
 from controller.ui.formats import duration_text
-from controller.ui.glyphs import Glyphs
-from controller.ui.layout import LABEL
+from controller.ui.glyphs import UNICODE, Glyphs
+from controller.ui.layout import BAR_MAX, LABEL
 
 SPIN_HZ = 4
 
@@ -59,6 +61,9 @@ def work_line(shot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     stage = at_work(shot.view)
     if stage is None or shot.view.end is not None:
         return []
+    head = f" {spinner(shot.now, glyphs)} now".ljust(LABEL)
+    if stage.fraction is not None:
+        return [_bar(head, stage, shot, width, glyphs)]
     parts = [_DOES.get(stage.name, clean(stage.name))]
     if stage.name == "load" and shot.shards is not None:
         parts.append(f"{shot.shards[0]} of {shot.shards[1]} shards")
@@ -66,8 +71,18 @@ def work_line(shot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
         parts.append(f"usually {duration_text(usual)}")
     if len(parts) > 1 and LABEL + len(glyphs.separator.join(parts)) > width:
         del parts[0]
-    head = f" {spinner(shot.now, glyphs)} now".ljust(LABEL)
     return [Text.assemble((head, "cyan"), glyphs.separator.join(parts))]
+
+
+def _bar(head: str, stage: StageView, shot: Snapshot, width: int, glyphs: Glyphs) -> Text:
+    """Draw how far a stage is, and how long it takes at this pace."""
+    fraction = stage.fraction or 0.0
+    tail = f"  {fraction * 100:.0f} %"
+    if stage.started is not None and 0 < fraction < 1:
+        tail += f"  {duration_text((shot.now - stage.started) * (1 - fraction) / fraction)} left"
+    cells = min(BAR_MAX, max(4, width - LABEL - cell_len(tail) - 1))
+    filled, rest = bar(fraction, cells, ascii_only=glyphs is not UNICODE)
+    return Text.assemble((head, "cyan"), (filled, "cyan"), (rest, "bright_black"), (tail, "bold"))
 
 
 def at_work(view: RunView) -> StageView | None:

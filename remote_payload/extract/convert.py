@@ -24,10 +24,12 @@ from remote_payload.extract.errors import CaptureError, ExceptionReporter
 from remote_payload.extract.final_norm import load_final_norm
 from remote_payload.extract.formats import (
     FP8,
+    RECORD_ID,
     Format,
     HalfFileError,
     SampleData,
     format_named,
+    named,
     publish,
     token_digest,
     why_unfit,
@@ -130,7 +132,7 @@ class Conversion:
             "token_sha256": digest, "states": states, "seconds": round(time.monotonic() - started, 6),
             "t": round(time.time(), 3),
         }  # fmt: skip
-        return record, sample
+        return named(record, sample.metadata.get(RECORD_ID)), sample
 
     def _normed(self, sample: SampleData, figures: dict[str, Any]) -> tuple[SampleData, dict[str, Any]]:
         import torch

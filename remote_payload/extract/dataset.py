@@ -63,13 +63,15 @@ class Sample:
 class Skip:
     """A record that gives no sample, or (codes in NOTICES) one about which something is to be said.
 
-    `line` is the record's line or row, from 1. A skipped record takes one index, as a sample would.
+    `line` is the record's line or row, from 1. A skipped record takes one index, as a sample would. `record_id`: see
+    Sample; None too where the record could not be read.
     """
 
     index: int
     line: int
     code: str
     why: str
+    record_id: str | None = None
 
 
 Shard = tuple[int, int]
@@ -197,19 +199,20 @@ class _Reader:
         for record in source.records():
             if self._full():
                 break
+            named = _Named(line=record.line, record_id=_record_id(record.value))
             try:
                 if isinstance(record.value, Malformed):
                     raise record.value
                 pieces = self._pieces(record.value)
             except Malformed as reason:
-                self._refuse(record.line, reason)
+                self._refuse(named, reason)
                 continue
             if len(pieces) > 1:
-                self._note(record.line, "split", f"the template alters earlier turns: {len(pieces)} samples")
+                self._note(named, "split", f"the template alters earlier turns: {len(pieces)} samples")
             for piece in pieces:
                 if self._full():
                     break
-                self._take(record.line, piece, _record_id(record.value))
+                self._take(named, piece)
         if not len(self._samples):
             raise ConfigError(f"{path} gives not one sample: {self._index} records read, all were skipped")
         if not self._counted and not self._unmasked:
@@ -225,12 +228,12 @@ class _Reader:
     def _full(self) -> bool:
         return self._limit is not None and len(self._samples) >= self._limit
 
-    def _refuse(self, line: int, reason: Malformed) -> None:
-        self._note(line, reason.code, reason.why)
+    def _refuse(self, named: _Named, reason: Malformed) -> None:
+        self._note(named, reason.code, reason.why)
         self._index += 1
 
-    def _note(self, line: int, code: str, why: str) -> None:
-        self._skip(Skip(index=self._index, line=line, code=code, why=why))
+    def _note(self, named: _Named, code: str, why: str) -> None:
+        self._skip(Skip(index=self._index, line=named.line, code=code, why=why, record_id=named.record_id))
 
     def _pieces(self, record: dict[str, Any]) -> list[Rendered | _Tokens]:
         if self._kind != "chat" and record.get("input_ids") is not None:
@@ -244,24 +247,24 @@ class _Reader:
         wanted = {"tokens": "input_ids", "chat": "messages or conversations"}
         raise Malformed("malformed", f"no {wanted.get(self._kind, 'input_ids, messages or conversations')} in it")
 
-    def _take(self, line: int, piece: Rendered | _Tokens, record_id: str | None) -> None:
+    def _take(self, named: _Named, piece: Rendered | _Tokens) -> None:
         ids, mask = piece.token_ids, piece.mask
         try:
             _check_ids(ids, mask, self._vocabulary)
             if len(ids) > self._length and not self._cut:
                 raise Malformed("over-long", f"{len(ids)} tokens are more than {self._length}")
         except Malformed as reason:
-            self._refuse(line, reason)
+            self._refuse(named, reason)
             return
         if len(ids) > self._length:
-            self._note(line, "truncated", f"{len(ids)} tokens cut to {self._length}")
+            self._note(named, "truncated", f"{len(ids)} tokens cut to {self._length}")
             ids, mask = ids[: self._length], mask[: self._length] if mask is not None else None
         if mask is None:
             self._unmasked += 1
         elif 1 not in mask:
-            self._note(line, "no-loss", "no token of it counts: the assistant says nothing within its length")
+            self._note(named, "no-loss", "no token of it counts: the assistant says nothing within its length")
         self._counted += mask.count(1) if mask is not None else 0
-        self._samples.add(Sample(index=self._index, token_ids=ids, loss_mask=mask, record_id=record_id))
+        self._samples.add(Sample(index=self._index, token_ids=ids, loss_mask=mask, record_id=named.record_id))
         self._index += 1
 
 
@@ -271,13 +274,24 @@ class _Tokens:
     mask: bytes | None
 
 
-def _record_id(record: dict[str, Any]) -> str | None:
-    """Return the record's own name, None if it has none that a file could carry."""
-    found = next((record[key] for key in RECORD_IDS if isinstance(record.get(key), str | int)), None)
-    if found is None or isinstance(found, bool):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Named:
+    """By what a person finds a record again."""
+
+    line: int
+    record_id: str | None
+
+
+def _record_id(record: dict[str, Any] | Malformed) -> str | None:
+    """Return the record's own name: the first that a file could carry, None if it has none."""
+    if isinstance(record, Malformed):
         return None
-    name = str(found)
-    return name if 0 < len(name.encode("utf-8", "surrogatepass")) <= RECORD_ID_BYTES and name.isprintable() else None
+    names = (str(record[key]) for key in RECORD_IDS if type(record.get(key)) in (str, int))  # a bool is no name
+    return next((name for name in names if _is_name(name)), None)
+
+
+def _is_name(text: str) -> bool:
+    return 0 < len(text.encode("utf-8", "surrogatepass")) <= RECORD_ID_BYTES and text.isprintable()
 
 
 def _token_record(record: dict[str, Any]) -> _Tokens:

@@ -14,7 +14,6 @@ import os
 import platform
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,10 +25,11 @@ from remote_payload.extract.canary_run import CanaryError, CanaryGuard, Generate
 from remote_payload.extract.collect import PROBE_KEY
 from remote_payload.extract.dataset import NOTICES, DataSet, Samples, Skip, is_mine, read_samples
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
-from remote_payload.extract.formats import SCALE_BYTES, format_named
+from remote_payload.extract.formats import SCALE_BYTES, format_named, named
 from remote_payload.extract.identity import difference
 from remote_payload.extract.pool import DEFAULT_BUFFER_BYTES
 from remote_payload.extract.progress import Counts, LedgerTail, PatientEvents, Progress
+from remote_payload.extract.refused import Refused
 from remote_payload.extract.requests import VllmEngine, one_token, shut_down
 from remote_payload.extract.resume import require_same_kind, resume
 from remote_payload.extract.settings import (
@@ -61,12 +61,6 @@ WHY_LIMIT = 500
 PROBE_PROMPTS, PROBE_TOKENS = 3, 64
 """Real prompts, cut: enough rows for a median, few enough to cost nothing beside a load."""
 
-NOTED = {
-    "truncated": "cut to max_seq_len",
-    "split": "split where the template alters earlier turns",
-    "no-loss": "kept although no token of theirs counts",
-}
-
 METHODS = {
     "generation": "the template's generation marks",
     "prefix": "rendered prefixes",
@@ -84,7 +78,7 @@ class Extraction:
     def __init__(self, job: Job, events: PatientEvents) -> None:
         self._job, self._events = job, events
         self._ledger = Journal(os.path.join(job.paths.ledger, "driver.jsonl"))
-        self._skips: Counter[str] = Counter()
+        self._refused = Refused()
         self._repairs: list[str] = []  # what the worker found broken in this vLLM and put right
         self._llm: Any = None
         self._guard: CanaryGuard | None = None
@@ -134,8 +128,7 @@ class Extraction:
         self._record_failures(pending, str(error))
 
     def _capture(self, pending: Samples, kept: Counts, *, total: int) -> None:
-        skipped = sum(count for code, count in self._skips.items() if code not in NOTICES)
-        with Progress(self._events, total=total, skipped=skipped, kept=kept) as progress:
+        with Progress(self._events, total=total, skipped=self._refused.skipped, kept=kept) as progress:
             if self._llm is not None:
                 tail = LedgerTail(self._job.paths.ledger)
                 admission = Admission(VllmEngine(self._llm), self._room(), tail, progress, self._notice)
@@ -175,9 +168,10 @@ class Extraction:
         written = {record["index"] for record in LedgerTail(self._job.paths.ledger).read()}
         why = why[:WHY_LIMIT]
         with contextlib.suppress(OSError):  # a full disk must not hide the cause; verify counts them as missing
-            for index in pending.indexes:
-                if index not in written:
-                    self._ledger.append({"index": index, "failed": "job-failed", "why": why})
+            for sample in pending:
+                if sample.index not in written:
+                    line = {"index": sample.index, "failed": "job-failed", "why": why}
+                    self._ledger.append(named(line, sample.record_id))
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -203,20 +197,21 @@ class Extraction:
         def skip(record: Skip) -> None:
             if not is_mine(record.index, self._shard):
                 return  # another host's share accounts for it
-            self._skips[record.code] += 1
+            self._refused.add(record)
             kind = "notice" if record.code in NOTICES else "skipped"
-            self._ledger.append({"index": record.index, "line": record.line, kind: record.code, "why": record.why})
+            line = {"index": record.index, "line": record.line, kind: record.code, "why": record.why}
+            self._ledger.append(named(line, record.record_id))
 
         data = read_samples(
             spec["data"], spec["data_kind"], max_samples=spec["max_samples"], max_seq_len=spec["max_seq_len"],
             over_long=spec["over_long"], vocabulary=facts.vocabulary, tokenizer=tokenizer, skip=skip,
         )  # fmt: skip
         self._notice("info", "data-kind", describe(data))
-        for code, count in sorted(self._skips.items()):
-            what = NOTED.get(code, f"skipped ({code})")
-            self._notice("warn", f"data-{code}", f"{count} of the records were {what}; see ledger/driver.jsonl")
+        for code, text in self._refused.notices(data.container):
+            self._notice("warn", f"data-{code}", text)
         if data.unmasked:
-            text = f"{data.unmasked} samples have no loss mask: where one is stored, all their tokens count"
+            have = "1 sample has" if data.unmasked == 1 else f"{data.unmasked:,} samples have"
+            text = f"{have} no loss mask: where one is stored, every token counts"
             self._notice("warn", "data-unmasked", text)
         return data
 
@@ -326,8 +321,9 @@ class Extraction:
             {
                 "expected": len(samples), "tokens": samples.tokens, "records": data.indexes,
                 "shard": list(self._shard), "data": describe(data),
-                "skipped": dict(self._skips), "boundaries": list(settings.boundaries), "num_layers": facts.layers,
-                "hidden": facts.hidden, "final_norm": settings.final_norm, "capture_path": path,
+                "skipped": dict(self._refused.counts), "boundaries": list(settings.boundaries),
+                "num_layers": facts.layers, "hidden": facts.hidden,
+                "final_norm": settings.final_norm, "capture_path": path,
                 "token_lengths": samples.histogram(), "versions": versions, "repairs": self._repairs,
             },
         )  # fmt: skip

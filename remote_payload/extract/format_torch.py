@@ -16,7 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
-from remote_payload.extract.formats import Format, HalfFileError, SampleData, SampleFacts, Sink, token_digest
+from remote_payload.extract.formats import (
+    RECORD_ID,
+    Format,
+    HalfFileError,
+    SampleData,
+    SampleFacts,
+    Sink,
+    token_digest,
+)
 
 METADATA = "ctl"
 
@@ -66,7 +74,7 @@ def _modelopt(planes: list[Any], ids: Any, mask: Any, metadata: Mapping[str, str
         "hidden_states": final,
         "aux_hidden_states": auxiliary,
         "loss_mask": mask,
-        "conversation_id": metadata.get("record_id", metadata["index"]),
+        "conversation_id": metadata.get(RECORD_ID, metadata["index"]),
         "hidden_states_prenorm": metadata["final_norm"] == "false",
     }
 
@@ -232,13 +240,13 @@ def _rebuild(storage: _Tensor, offset: int, size: tuple[int, ...], stride: tuple
 
 def _format(
     name: str, layout: Layout, divide: Callable[[int], Sequence[tuple[int, int]]], file_name: Callable[[int], str], *,
-    final_norm: bool, says_norm: bool = False,
+    final_norm: bool, says_norm: bool = False, names_record: bool = False,
 ) -> Format:  # fmt: skip
     inspect = _inspector(name)
     return Format(
         name=name, file_name=file_name, write=_writer(layout, divide), inspect=inspect, read=_reader(name, inspect),
         convention=name, final_norm=final_norm, says_norm=says_norm, needs_final=True, dtypes=DTYPES,
-        side_bytes=SIDE_BYTES, planes=divide,
+        side_bytes=SIDE_BYTES, planes=divide, names_record=names_record,
     )  # fmt: skip
 
 
@@ -250,5 +258,13 @@ def _specforge_name(index: int) -> str:
 FORMATS = (
     _format("speculators-0.3", _speculators_03, _each, lambda index: f"data_{index}.pt", final_norm=False),
     _format("specforge", _specforge, _final_apart, _specforge_name, final_norm=True),
-    _format("modelopt", _modelopt, _final_apart, lambda index: f"{index}.pt", final_norm=True, says_norm=True),
+    _format(
+        "modelopt",
+        _modelopt,
+        _final_apart,
+        lambda index: f"{index}.pt",
+        final_norm=True,
+        says_norm=True,
+        names_record=True,
+    ),
 )

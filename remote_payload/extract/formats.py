@@ -31,6 +31,9 @@ HEADER_LIMIT = 1 << 20
 
 TEMPORARY_SUFFIX = ".partial"
 
+RECORD_ID = "record_id"
+"""In a file's description and a ledger's line: what the data set itself calls the record."""
+
 GROUP_PREFIX = "rows_"
 """Folders below the output in which a format groups its files are made as they are needed."""
 
@@ -99,6 +102,7 @@ class Format:
     planes: Callable[[int], Sequence[tuple[int, int]]]
     head: Callable[[SampleData, int], bytes | None] | None = None
     arrow: bool = False  # a data set of token ids and masks lies beside the files
+    names_record: bool = False  # its consumers read what the data set calls the record
 
 
 def one_plane(states: int) -> Sequence[tuple[int, int]]:
@@ -150,6 +154,11 @@ def mask_of_spans(spans: Sequence[Sequence[int]] | None, tokens: int) -> bytes:
     for start, end in spans:
         mask[start:end] = b"\x01" * (end - start)
     return bytes(mask)
+
+
+def named(line: dict[str, Any], record_id: str | None) -> dict[str, Any]:
+    """Return a ledger's line with what the data set itself calls its record, where it does."""
+    return line if record_id is None else {**line, RECORD_ID: record_id}
 
 
 def publish(path: str, write: Callable[[Sink], None]) -> tuple[int, str]:

@@ -7,12 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-PLANNED = (
-    "quantization", "quantization_config", "kv_cache_dtype", "kv_cache_dtype_skip_layers", "attention_backend",
-    "attention_config", "kernel_config", "moe_backend", "linear_backend", "model_impl", "disable_sliding_window",
-    "hf_overrides", "rope_scaling", "rope_theta", "load_format", "seed",
-)  # fmt: skip
-"""vLLM engine arguments that change values, as far as a plan sets them."""
+from remote_payload.host.protocol import VALUE_ARGUMENTS
 
 VARIABLES = (
     "VLLM_ATTENTION_BACKEND",
@@ -20,14 +15,14 @@ VARIABLES = (
     "VLLM_USE_FLASHINFER_MOE_FP4",
     "VLLM_USE_FLASHINFER_MOE_FP8",
 )
-"""The same by environment; newer versions of vLLM ignore some."""
+"""What does so by environment, see VALUE_ARGUMENTS; newer versions of vLLM ignore some."""
 
 RESOLVED = ("quantization", "kv_cache_dtype", "attention_backend", "moe_backend")
 
 
 def asked(spec: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return what the plan and the environment ask of the engine: comparable before anything is loaded."""
-    found = {name: spec["engine"][name] for name in PLANNED if spec["engine"].get(name) is not None}
+    found = {name: spec["engine"][name] for name in VALUE_ARGUMENTS if spec["engine"].get(name) is not None}
     return {**found, **{name: environ[name] for name in VARIABLES if environ.get(name)}}
 
 

@@ -14,15 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from remote_payload.extract.settings import ConfigError
-
-LINE_LIMIT = 64 << 20
-"""Bytes of one line. 64 MiB of JSON is about ten million tokens: a file without line ends, not a record."""
+from remote_payload.host.textdata import LINE_LIMIT, lists_of_records, text_container
 
 PARQUET_MAGIC = b"PAR1"
 ARROW_FILE_MAGIC = b"ARROW1"
-
-RECORD_KEYS = frozenset({"input_ids", "messages", "conversations"})
-"""One of these makes an object a record, see `dataset` and `chats`."""
 
 ROWS = 256
 """Rows of a column store turned into Python objects at a time."""
@@ -59,54 +54,16 @@ def open_source(path: str) -> Source:
         if os.path.isdir(path):
             return _folder(path)
         with open(path, "rb") as file:
-            start = file.read(1 << 12)
+            start = file.read(len(ARROW_FILE_MAGIC))
     except OSError as error:
         raise ConfigError(f"cannot read the data set {path}: {error.strerror}") from error
     if start.startswith(PARQUET_MAGIC):
         return Source(container="parquet", records=lambda: _parquet([path]))
     if start.startswith(ARROW_FILE_MAGIC):
         raise ConfigError(f"{path} is a single Arrow file: name the folder that `save_to_disk` wrote")
-    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
-    is_document = (text.startswith(b"[") and not _is_array_line(text)) or (
-        text.startswith(b"{") and _is_object_of_records(path)
-    )
-    if is_document:
+    if text_container(path) == "json":
         return Source(container="json", records=lambda: _json_array(path))
     return Source(container="jsonl", records=lambda: _json_lines(path))
-
-
-def _is_array_line(start: bytes) -> bool:
-    """Tell whether a file's first line is an array by itself, with other lines after it: no data set, but JSONL."""
-    line, _, rest = start.partition(b"\n")
-    try:
-        return isinstance(json.loads(line), list) and bool(rest.strip())
-    except (ValueError, RecursionError):
-        return False  # it goes on beyond what was read: the data set
-
-
-def _is_object_of_records(path: str) -> bool:
-    """Tell whether a file that begins with an object is that object, as in {"data": [...]}, on one line or on many.
-
-    Not a JSONL file of one record: it has a record's keys. Not one whose first line is damaged: others follow, or
-    its name says that it is no JSON document.
-    """
-    with open(path, "rb") as file:
-        line = file.readline(LINE_LIMIT + 1)
-        while line and not line.strip():
-            line = file.readline(LINE_LIMIT + 1)
-        more = any(chunk.strip() for chunk in iter(lambda: file.read(1 << 16), b""))
-    try:
-        value = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError):  # begun on this line and not ended, as a document that is indented
-        return path.endswith(".json")
-    return not more and isinstance(value, dict) and not RECORD_KEYS & value.keys() and bool(_lists(value))
-
-
-def _lists(document: dict[str, Any]) -> list[str]:
-    """Return the keys of an object's lists of objects."""
-    return [
-        key for key, value in document.items() if isinstance(value, list) and value and isinstance(value[0], dict)
-    ]
 
 
 # ------------------------------------------------------------------------------------------------ text
@@ -176,7 +133,7 @@ def _only_array(path: str, text: str) -> int:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
-    lists = _lists(document)
+    lists = lists_of_records(document)
     if len(lists) != 1:
         raise ConfigError(f"{path} is one JSON object with {len(lists)} lists of records: one is needed")
     decoder, place = json.JSONDecoder(), _skip_space(text, 0) + 1

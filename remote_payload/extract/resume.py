@@ -18,7 +18,7 @@ from typing import Any
 
 from remote_payload.extract import arrow
 from remote_payload.extract.dataset import Sample, Samples
-from remote_payload.extract.formats import TEMPORARY_SUFFIX, format_named, token_digest
+from remote_payload.extract.formats import RECORD_ID, TEMPORARY_SUFFIX, format_named, named, token_digest
 from remote_payload.extract.identity import asked_in
 from remote_payload.extract.inspector import Inspection, inspect_all
 from remote_payload.extract.output import read_ledger, read_manifest, require_same
@@ -89,6 +89,7 @@ class Expected:
     dtype: str | None
     header: Mapping[str, str]  # a file that lacks a key (not every format has room for all) passes
     engine: Mapping[str, Any]  # what it was asked for, see `identity.asked`
+    names_record: bool  # see `Format`
 
 
 def expected_of(identity: Mapping[str, Any]) -> Expected:
@@ -104,6 +105,7 @@ def expected_of(identity: Mapping[str, Any]) -> Expected:
         dtype=None if dtype == "auto" else dtype,
         header=header,
         engine=identity["engine"],
+        names_record=format_named(identity["format"]).names_record,
     )
 
 
@@ -137,7 +139,7 @@ def resume(
             result.bad[code] += 1
             result.missing.add(sample)
         else:
-            result.kept.append(ledger[sample.index])
+            result.kept.append(named(ledger[sample.index], sample.record_id))
             if found.facts is not None and not result.header:
                 result.header = found.facts.metadata
         told(looked, len(ours))
@@ -174,6 +176,8 @@ def verdict(
     spans = sample.loss_spans()
     if facts.metadata and facts.metadata.get("loss_spans") != (None if spans is None else json.dumps(spans)):
         return "mask", "its loss mask is not that of the data set's record"
+    if expected.names_record and facts.metadata.get(RECORD_ID) != sample.record_id:
+        return "record", f"it calls its record {facts.metadata.get(RECORD_ID)}, the data set {sample.record_id}"
     return "", ""
 
 

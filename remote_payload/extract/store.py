@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from remote_payload.extract.formats import Format, SampleData, Sink, mask_of_spans, publish, token_digest
+from remote_payload.extract.formats import Format, SampleData, Sink, mask_of_spans, named, publish, token_digest
 from remote_payload.extract.pool import DEFAULT_BUFFER_BYTES, Abandoned, BufferPool
 from remote_payload.extract.quantize import to_fp8
 from remote_payload.extract.spill import Spill
@@ -306,6 +306,7 @@ class SampleStore:
                 "token_sha256": digest, "states": states, "seconds": round(time.monotonic() - buffer.started, 6),
                 "t": round(time.time(), 3),
             }  # fmt: skip
+            record = named(record, buffer.record_id)
             for ledger in self._ledgers:
                 self.pool.patiently(lambda ledger=ledger: ledger.append(record))  # type: ignore[misc]  # bound early
         except Abandoned:

@@ -28,7 +28,7 @@ from remote_payload.extract import expert_map, identity, rotary, versions
 from remote_payload.extract.canary_rank import REFERENCE, Answers, CanaryRank, Head, final_norm
 from remote_payload.extract.collect import Collector, Request, Step, row_offsets
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
-from remote_payload.extract.formats import format_named
+from remote_payload.extract.formats import RECORD_ID, format_named
 from remote_payload.extract.hooks import Eager, LayerHooks, decoder_layers
 from remote_payload.extract.native import NativeStates, Probe, prove
 from remote_payload.extract.output import output_ledger
@@ -356,7 +356,7 @@ class CaptureWorker(Base):
         if buffer.loss_spans is not None:
             described["loss_spans"] = json.dumps(buffer.loss_spans)
         if buffer.record_id is not None:
-            described["record_id"] = buffer.record_id
+            described[RECORD_ID] = buffer.record_id
         return described
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import struct
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Iterable, List, Tuple
 
 from remote_payload.host.sections import Note
+from remote_payload.host.textdata import FIRST_BYTES, first_records, text_container
 
 CONFIG_LIMIT = 1 << 24
-LINE_LIMIT = 1 << 24
-"""16 MiB: the first record of a data set is read up to here."""
-
 COUNT_LIMIT = 1 << 28
 """256 MiB: the lines of a larger file are not counted; that would take longer than the rest of the probe."""
 
@@ -27,8 +25,9 @@ def probe_data(note: Note, path: str) -> Dict[str, Any]:
     """Return {"path", "exists", "bytes", "lines", "counted", "container", "kind", "keys"}.
 
     `container` is "jsonl", "json", "parquet" or "arrow", by contents; "" for a folder that is none. `kind` is
-    "tokens", "chat" or "unknown", by the first record or the columns; `keys` are theirs. `lines` is exact if
-    `counted`, else (the file is large) estimated from its beginning; null where there are none to count.
+    "tokens", "chat" or "unknown", by the first record that is either, or the columns; `keys` are that record's, else
+    those of the very first. `lines` is exact if `counted`, else (a large file) estimated from its beginning; null
+    where there are none to count.
     """
     note(path)
     answer: Dict[str, Any] = {
@@ -42,21 +41,18 @@ def probe_data(note: Note, path: str) -> Dict[str, Any]:
     size = os.path.getsize(path)
     answer["bytes"] = size
     with open(path, "rb") as file:
-        start = file.read(LINE_LIMIT).lstrip(b"\xef\xbb\xbf \t\r\n")
-        if start.startswith(PARQUET_MAGIC):
+        if file.read(len(PARQUET_MAGIC)) == PARQUET_MAGIC:
             answer.update(container="parquet", keys=_parquet_columns(path, size))
             answer["kind"] = _kind_of_keys(answer["keys"])
             return answer
-        if start.startswith(b"["):
-            answer["container"] = "json"
-            answer["kind"], answer["keys"] = _kind(_first_element(start))
-            return answer
-        answer["container"] = "jsonl"
+        answer["container"] = text_container(path)
         file.seek(0)
-        answer["kind"], answer["keys"] = _kind(_first_record(file))
+        answer["kind"], answer["keys"] = _kind_of_records(first_records(file, answer["container"]))
+        if answer["container"] == "json":
+            return answer
         file.seek(0)
         counted, lines, last = 0, 0, b"\n"
-        while counted < size and (size < COUNT_LIMIT or counted < LINE_LIMIT):
+        while counted < size and (size < COUNT_LIMIT or counted < FIRST_BYTES):
             block = file.read(1 << 20)
             if not block:
                 break
@@ -98,31 +94,21 @@ def _parquet_columns(path: str, size: int) -> List[str]:
     return [name for name in KNOWN_COLUMNS if name.encode() in footer]
 
 
-def _first_element(start: bytes) -> Any:
-    """Return the first element of a JSON array, as far as its beginning holds it whole."""
-    try:
-        text = start[1:].decode("utf-8", "ignore").lstrip()
-        return json.JSONDecoder().raw_decode(text)[0]
-    except ValueError:
-        return None
-
-
 def _kind_of_keys(keys: List[str]) -> str:
     if "input_ids" in keys:
         return "tokens"
     return "chat" if "messages" in keys or "conversations" in keys else "unknown"
 
 
-def _first_record(file: Any) -> Any:
-    while True:
-        line = file.readline(LINE_LIMIT)
-        if not line:
-            return None
-        if line.strip():
-            try:
-                return json.loads(line)
-            except ValueError:
-                return None
+def _kind_of_records(records: Iterable[Any]) -> Tuple[str, List[str]]:
+    """Judge by the first record that the job would take: it skips what is damaged, and so does this."""
+    first: List[str] = []
+    for record in records:
+        kind, keys = _kind(record)
+        if kind != "unknown":
+            return kind, keys
+        first = first or keys
+    return "unknown", first
 
 
 def _kind(record: Any) -> Tuple[str, List[str]]:
@@ -131,7 +117,7 @@ def _kind(record: Any) -> Tuple[str, List[str]]:
     keys = sorted(record)[:MAX_NAMED]
     if isinstance(record.get("input_ids"), list):
         return "tokens", keys
-    if isinstance(record.get("messages"), list) or isinstance(record.get("conversations"), list):
+    if any(isinstance(record.get(key), (list, str)) for key in ("messages", "conversations")):  # also as JSON text
         return "chat", keys
     return "unknown", keys
 

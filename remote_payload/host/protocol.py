@@ -236,6 +236,14 @@ class ExtractChecks(TypedDict, total=False):
     rehearse: str  # "auto" (default: only for large models), "always", "fresh" (ignore the cache) or "never"
 
 
+VALUE_ARGUMENTS = (
+    "quantization", "quantization_config", "kv_cache_dtype", "kv_cache_dtype_skip_layers", "attention_backend",
+    "attention_config", "kernel_config", "moe_backend", "linear_backend", "model_impl", "disable_sliding_window",
+    "hf_overrides", "rope_scaling", "rope_theta", "load_format", "seed",
+)  # fmt: skip
+"""vLLM engine arguments that change the values of states, as far as a plan sets them."""
+
+
 class ExtractSpec(ExtractChecks):
     """What the extraction job needs to know. Boundary b = decoder layers completed (0 = embeddings, N = last)."""
 

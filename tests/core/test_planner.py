@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -377,6 +377,26 @@ def test_a_conversion_owns_a_folder_of_its_own_and_no_gpu() -> None:
     argv = made["job"]["steps"][1]["argv"]
     assert f"/srv/ctl/runs/{RUN_ID}" in argv
     assert made["job"]["steps"][2]["argv"] == [*argv, "--verify"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "to", "why"),
+    [
+        ({"store_dtype": "fp8"}, "modelopt", "they are fp8"),
+        ({"format": "specforge", "final_norm": True}, "speculators", "it cannot be undone"),
+        ({"format": "modelopt", "final_norm": True}, "speculators-0.3", "it cannot be undone"),
+    ],
+)
+def test_a_conversion_that_would_lose_something_is_refused_before_anything_is_sent(
+    spec: dict[str, Any], to: str, why: str
+) -> None:
+    source = plan()
+    assert source["extract"] is not None
+    lossy = cast("Plan", {**source, "extract": {**source["extract"], **spec}})
+    with pytest.raises(UsageError) as caught:
+        convert(lossy, to=to)
+    assert caught.value.code == "lossy-conversion"
+    assert why in caught.value.why
 
 
 def test_a_conversion_cannot_overwrite_what_it_reads() -> None:

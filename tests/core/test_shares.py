@@ -52,6 +52,25 @@ def test_doubles_are_shown_with_their_runs() -> None:
     assert merged["written"] == 6
 
 
+def test_runs_that_never_counted_their_data_are_not_complete() -> None:
+    merged = merge([share(1, line(0), records=None), share(2, line(1), records=None)])
+    assert (merged["complete"], merged["records"], merged["written"], merged["holes"]) == (False, 2, 2, 0)
+    merged = merge([share(1, records=None), share(2, records=None)])
+    assert (merged["complete"], merged["records"]) == (False, 0)
+
+
+def test_only_engine_arguments_that_change_values_must_agree() -> None:
+    engines = (
+        {"tensor_parallel_size": 4, "kv_cache_dtype": "fp8"},
+        {"tensor_parallel_size": 8, "kv_cache_dtype": "fp8"},
+    )
+    shares = [
+        share(1, line(0), line(2), line(4), engine=engines[0]),
+        share(2, line(1), line(3), line(5), engine=engines[1]),
+    ]
+    assert merge(shares)["complete"]
+
+
 def test_a_resumed_sample_is_no_double() -> None:
     kept = {**line(0), "kept": True}
     assert merge([share(1, line(0), kept, *(line(index) for index in range(1, 6)))])["complete"]
@@ -59,7 +78,11 @@ def test_a_resumed_sample_is_no_double() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "records", "says"),
-    [({"boundaries": [2, 7]}, 6, "boundaries: [2, 8] and [2, 7]"), ({}, 7, "6 records and 7")],
+    [
+        ({"boundaries": [2, 7]}, 6, "boundaries: [2, 8] and [2, 7]"),
+        ({"engine": {"kv_cache_dtype": "fp8"}}, 6, "engine.kv_cache_dtype: None and 'fp8'"),
+        ({}, 7, "6 records and 7"),
+    ],
 )
 def test_what_does_not_belong_together_is_refused(spec: dict[str, Any], records: int, says: str) -> None:
     with pytest.raises(UsageError) as caught:

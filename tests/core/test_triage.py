@@ -261,6 +261,23 @@ def test_a_rank_that_lost_its_peer_does_not_hide_who_was_killed() -> None:
     assert (without_kernel.code, without_kernel.rank) == ("killed", 1)
 
 
+@pytest.mark.parametrize(
+    ("line", "who"),
+    [
+        (
+            "(EngineCore pid=3) ERROR 11-29 22:10:59 [x.py:1] Worker proc VllmWorker-1 died unexpectedly",
+            "VllmWorker-1",
+        ),
+        ("RuntimeError: See root cause above. Failed core proc(s): {'EngineCore': -9}", "EngineCore"),
+        ("ERROR 11-29 22:10:59 [x.py:1] Rank 1 pid 4242 died, exit code: -9", "pid 4242"),
+    ],
+)
+def test_whoever_was_killed_is_named(line: str, who: str) -> None:
+    found = triage(place_lines([("log", f"{line}\n".encode())]))
+    assert found is not None
+    assert (found.code, found.what) == ("killed", f"a process was killed by a signal: {who}")
+
+
 def test_the_driver_names_a_process_that_is_gone_and_passes_on_what_a_rank_raised() -> None:
     frame = 'Traceback (most recent call last):\n  File "/w.py", line 1, in a\n'
     lost = f"{frame}remote_payload.extract.watch.EngineLostError: "

@@ -26,6 +26,7 @@ MINE = frame("/home/user/my_worker.py", "patched_forward", "hidden, residual = l
 REMOTE = frame("/opt/site-packages/transformers/modeling_x.py", "forward", "hidden = layer(hidden)")
 EXTRACT = frame(f"{VLLM}/v1/spec_decode/extract_hidden_states.py", "propose")
 USER = frame("/home/user/script.py", "main")
+DATA = frame("/w/payload/af56/remote_payload/extract/dataset.py", "read", "raise ConfigError(")
 
 
 def raised(exception: str, *frames: Frame, source: str = "") -> str:
@@ -142,6 +143,7 @@ MATCHES: list[tuple[str, str]] = [
         "utilization (0.92, 21.58 GiB). On the CPU backend, the `--gpu-memory-utilization` flag controls the "
         "fraction of CPU memory reserved (despite its name). To resolve: decrease `--gpu-memory-utilization` (e.g. "
         "`--gpu-memory-utilization 0.5`) or reduce CPU memory used by other processes.", source="Worker")),
+    ("refused-by-job", raised("remote_payload.extract.settings.ConfigError: d.jsonl gives not one sample", DATA)),
     ("package-missing", "ERROR: No matching distribution found for vllm==9.9.7\n"),
     ("package-missing", "error: No solution found when resolving dependencies\n  cause: Because there is no version "
                         "of vllm==9.9.7 and you require vllm==9.9.7, we can conclude that\n"),
@@ -156,6 +158,8 @@ MATCHES: list[tuple[str, str]] = [
 ]  # fmt: skip
 
 LOOKALIKES: list[tuple[str, str | None, str]] = [
+    ("refused-by-job", "unknown", raised("omegaconf.ConfigError: d.jsonl gives not one sample", DATA)),
+    ("refused-by-job", "unknown", raised("ConfigError: d.jsonl gives not one sample", USER)),
     ("gpu-memory-kv", "gpu-memory-load", raised(OOM, LOADER)),
     ("gpu-memory-warm-up", "unknown", raised(OOM)),
     ("gpu-memory-load", "unknown", raised("RuntimeError: CUDA error: invalid configuration argument", LOADER)),

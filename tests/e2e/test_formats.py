@@ -73,6 +73,13 @@ def test_data_of_the_workstation_is_pushed_before_it_is_judged(project: Project)
     (project.root / "mine.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "t1"}]}) + "\n")
     words = ("--host", "demo", "--playbook", "demo", "--data", "local:mine.jsonl")
     planned: dict[str, Any] = project.json("plan", *words)
+    assert planned["data"] == {
+        "name": "mine.jsonl", "bytes": 50, "container": "jsonl", "kind": "chat",
+    }  # fmt: skip
+    shown = project.ctl("plan", *words).stdout
+    assert "(jsonl, by its contents of kind chat)" in shown
+    assert "mine.jsonl, 50 bytes, only if the host does not have it" in shown
+    assert "(jsonl, taken for tokens)" in project.ctl("plan", *words, "--data-kind", "tokens").stdout
     path = Path(planned["capture"]["data"])
     assert path.parent.parent == project.workdir / "data"
     shutil.rmtree(path.parent, ignore_errors=True)

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import consumers, faults, reference
+from support import consumers, faults, reference, releases
 from support.extraction import REPOSITORY, Run, execute, make_run, write_lines
 
 from tools import tiny_models
 
 MAX_LENGTH = 300
 ALL = list(range(tiny_models.LAYERS + 1))
+
+collect_ignore = [] if releases.installed() == releases.OLDER else ["test_older_vllm.py"]
+"""Needs the environment of `make test-older`."""
+
 COMPILED = {"VLLM_CPU_CI_ENV": "1"}
 """vLLM traces the model into a graph as always, but skips the minute of C++ compilation."""
 
@@ -47,13 +51,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens.append(tokens[0][:100] + tokens[2])
     refused = ["{ half a record", "", '{"input_ids": []}']
     return write_lines(
-        root / "data.jsonl", [*chats[:6], *({"input_ids": ids} for ids in tokens), *refused, *chats[6:]]
+        root / "data.jsonl",
+        [
+            *chats[:6],
+            *({"input_ids": ids, "id": f"tokens-{place}"} for place, ids in enumerate(tokens)),
+            *refused,
+            *chats[6:],
+        ],
     )
 
 
 @pytest.fixture(scope="session")
-def start(model: Any, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """Run the job over the shared data set."""
+def launch(model: Any, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Run the job over the shared data set, whatever this vLLM can."""
 
     def run(name: str, *, env: dict[str, str] | None = None, fault: str | None = None, **extract: Any) -> Run:
         folder = tmp_path_factory.mktemp(name)
@@ -62,6 +72,18 @@ def start(model: Any, data: Path, tmp_path_factory: pytest.TempPathFactory) -> C
             environment["PYTHONPATH"] = f"{REPOSITORY}:{faults.install(folder / 'fault', fault)}"
         fields = {"model": str(model(name)), "data": str(data), "max_seq_len": MAX_LENGTH, **extract}
         return execute(make_run(folder, **fields), "engine", **environment)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def start(launch: Callable[..., Run]) -> Callable[..., Run]:
+    """The same; a test of what this release of vLLM cannot run is skipped with the reason."""
+
+    def run(name: str, **extract: Any) -> Run:
+        if reason := releases.why_not(name, extract.get("engine") or {}):
+            pytest.skip(reason)
+        return launch(name, **extract)
 
     return run
 

@@ -77,6 +77,14 @@ def test_masks_of_chats_reach_the_files(specforge_share: Run) -> None:
 
 
 @pytest.mark.engine
+def test_what_the_data_set_calls_a_record_reaches_its_file_and_its_line(specforge_share: Run) -> None:
+    for record in specforge_share.ledger():
+        data = torch.load(specforge_share.output / record["file"], weights_only=True)["ctl"]
+        name = f"tokens-{record['index'] - 6}" if 6 <= record["index"] < 14 else None
+        assert data.get("record_id") == record.get("record_id") == name
+
+
+@pytest.mark.engine
 def test_files_say_boundary_convention_and_engine(specforge_share: Run, speculators_fp8: Run) -> None:
     path = specforge_share.output / specforge_share.ledger()[0]["file"]
     data = torch.load(path, weights_only=True)["ctl"]

@@ -74,11 +74,11 @@ def test_specforge_trains_from_what_is_written(tmp_path: Path) -> None:
         assert sample["target"][0].equal(expected.states[:, -1])
 
 
-@pytest.mark.parametrize("final_norm", [True, False])
-def test_model_optimizer_finds_its_documented_keys(tmp_path: Path, final_norm: bool) -> None:
-    made = make_sample(tmp_path, "modelopt", 4, 9, final_norm=final_norm)
+@pytest.mark.parametrize(("final_norm", "name"), [(True, None), (False, "talk-1")])
+def test_model_optimizer_finds_its_documented_keys(tmp_path: Path, final_norm: bool, name: str | None) -> None:
+    made = make_sample(tmp_path, "modelopt", 4, 9, final_norm=final_norm, record_id=name)
     data = torch.load(tmp_path / "4.pt", weights_only=True)
-    assert data["conversation_id"] == "4"
+    assert data["conversation_id"] == (name or "4")
     assert data["input_ids"].tolist() == made.ids
     assert data["loss_mask"].tolist() == made.mask
     assert data["hidden_states"].shape == (9, HIDDEN)

@@ -122,6 +122,15 @@ def test_what_would_lose_something_is_refused(
     assert not (tmp_path / "converted-out").exists()
 
 
+def test_records_keep_their_own_names(tmp_path: Path) -> None:
+    source = Conversions(tmp_path, "speculators", record_id="talk-1")
+    assert source.run("modelopt") == 0
+    data = torch.load(tmp_path / "converted-out" / "1.pt", weights_only=True)
+    assert (data["conversation_id"], data["ctl"]["record_id"]) == ("talk-1", "talk-1")
+    lines = read_lines(str(tmp_path / "converted" / "ledger" / "rank-0.jsonl"))
+    assert [line["record_id"] for line in lines] == ["talk-1"] * len(LENGTHS)
+
+
 def test_a_norm_that_is_not_known_is_not_guessed(tmp_path: Path) -> None:
     write_model(tmp_path, kind="gemma3_text")
     with pytest.raises(ConfigError, match="not known to be a plain RMS norm"):

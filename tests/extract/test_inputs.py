@@ -10,11 +10,14 @@ import pytest
 from support import consumers
 from support.chat_tokenizers import PLAIN, STRIPPING, fast_tokenizer
 from support.extraction import write_lines
+from support.probing import quiet
 
 from remote_payload.extract import arrow
 from remote_payload.extract.dataset import DataSet, Sample, Skip, is_mine, read_samples
 from remote_payload.extract.records import LINE_LIMIT, open_source
+from remote_payload.extract.refused import Refused
 from remote_payload.extract.settings import ConfigError
+from remote_payload.host.probe_data import probe_data
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "world"}]}
 MASKED = {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}
@@ -55,6 +58,23 @@ def test_every_refused_record_is_named_by_index_and_line(tmp_path: Path) -> None
     ]
     assert (data.indexes, data.unmasked, data.container) == (14, 1, "jsonl")
     assert "byte 25 is 0xff" in skipped[1].why
+
+
+def test_the_first_refused_lines_are_told_and_all_are_counted() -> None:
+    refused = Refused()
+    for line in range(1, 12):
+        refused.add(Skip(index=line, line=line * 2, code="malformed", why=""))
+    for index in (20, 21):  # two parts of one chat
+        refused.add(Skip(index=index, line=30, code="truncated", why=""))
+    assert (refused.skipped, dict(refused.counts)) == (11, {"malformed": 11, "truncated": 2})
+    assert list(refused.notices("jsonl")) == [
+        (
+            "malformed",
+            "11 records were skipped (malformed): lines 2, 4, 6, 8, 10, 12, 14, 16 and more; see ledger/driver.jsonl",
+        ),
+        ("truncated", "2 records were cut to max_seq_len: line 30; see ledger/driver.jsonl"),
+    ]
+    assert "rows 2, 4" in dict(refused.notices("arrow"))["malformed"]
 
 
 def test_a_line_without_end_is_one_record(tmp_path: Path) -> None:
@@ -108,6 +128,8 @@ def test_a_json_array_is_recognised_by_its_contents(tmp_path: Path, text: str) -
     data, skipped = read(tmp_path / "d.json")
     assert (data.container, data.kinds, skipped) == ("json", {"tokens": 1, "chat": 1}, [])
     assert data.methods == {"prefix": 1}
+    found = probe_data(quiet, str(tmp_path / "d.json"))  # preflight says the same
+    assert (found["container"], found["kind"]) == ("json", "tokens")
 
 
 def test_one_record_is_jsonl_whatever_its_name(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from support import faults
+from support import faults, releases
 from support.extraction import REPOSITORY, Run, execute, make_run
 
 from remote_payload.extract.rehearsal_cache import rehearsal_key
@@ -29,6 +29,8 @@ def rehearse(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
     """Rehearse a job; `workdir` holds the cache of rehearsals and defaults to a new folder."""
 
     def run(model: Path, *, fault: str | None = None, workdir: Path | None = None, **extract: Any) -> Run:
+        if reason := releases.why_not(model.name, extract.get("engine") or {}):
+            pytest.skip(reason)
         folder = tmp_path_factory.mktemp("rehearsal")
         environment = {"VLLM_CACHE_ROOT": str(folder / "cache")}
         if fault:
@@ -322,7 +324,7 @@ def test_boundaries_of_the_cut_stand_for_the_wanted_ones() -> None:
 
 
 def _copy(source: Path, folder: Path) -> Path:
-    target = folder / "model"
+    target = folder / source.name
     target.mkdir()
     for path in source.iterdir():
         (target / path.name).write_bytes(path.read_bytes())

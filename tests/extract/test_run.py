@@ -55,7 +55,10 @@ def test_refused_and_cut_records_are_named(qwen_native: Run) -> None:
     ]
     assert [(r["index"], r["notice"]) for r in records if "notice" in r] == [(12, "truncated")]
     assert not qwen_native.path(14).exists()
-    assert {"data-empty", "data-malformed", "data-truncated"} <= {e["code"] for e in qwen_native.events("notice")}
+    notices = {event["code"]: event["text"] for event in qwen_native.events("notice")}
+    assert notices["data-empty"] == "1 record was skipped (empty): line 17; see ledger/driver.jsonl"
+    assert notices["data-malformed"] == "1 record was skipped (malformed): line 15; see ledger/driver.jsonl"
+    assert notices["data-truncated"] == "1 record was cut to max_seq_len: line 13; see ledger/driver.jsonl"
 
 
 @pytest.mark.engine

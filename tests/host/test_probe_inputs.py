@@ -159,6 +159,10 @@ class TestData:
             (b'\n\n{"messages": []}', "chat", 3),
             (b'{"conversations": [{"from": "human", "value": "hi"}]}\n', "chat", 1),
             (b'{"text": "hi"}\n', "unknown", 1),
+            (b'{ damaged\n\n{"text": 1}\n"x"\n{"input_ids": [3]}\n', "tokens", 5),
+            (b'{"messages": "[{}]"}\n', "chat", 1),
+            (b'\xef\xbb\xbf{"input_ids": [1]}\n', "tokens", 1),
+            (b'[1]\n{"input_ids": [1]}\n', "tokens", 2),
             (b"\x00\xff not json\n", "unknown", 1),
             (b"", "unknown", 0),
         ],
@@ -175,6 +179,8 @@ class TestData:
         [
             (b"[1, 2, 3]\n", "json", "unknown"),
             (b'\xef\xbb\xbf[\n {"messages": []},\n {', "json", "chat"),
+            (b'{"version": [1], "about": {"data": [{}]}, "data": [{"messages": []}, {"x": 1}]}\n', "json", "chat"),
+            (b'{"version": 1, "data": [{"text": 1}]}', "json", "unknown"),
             (b"PAR1 cut off", "parquet", "unknown"),
             (b"PAR1 columns: input_ids, loss_mask" + (33).to_bytes(4, "little") + b"PAR1", "parquet", "tokens"),
         ],
@@ -209,3 +215,9 @@ class TestData:
     def test_absent_and_folder(self, tmp_path: Path) -> None:
         assert probe_data(quiet, str(tmp_path / "none"))["exists"] is False
         assert probe_data(quiet, str(tmp_path))["lines"] is None
+
+    def test_an_indented_document_is_what_its_records_are(self, tmp_path: Path) -> None:
+        path = tmp_path / "data.json"
+        path.write_text(json.dumps({"version": 1, "data": [{"conversations": [{}]}]}, indent=1))
+        found = probe_data(quiet, str(path))
+        assert (found["container"], found["kind"], found["keys"]) == ("json", "chat", ["conversations"])

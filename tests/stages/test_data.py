@@ -19,6 +19,7 @@ from controller.localfiles import local_files
 from controller.payload import load_payload
 from controller.stages import data, push, uploads
 from controller.stages.base import Context
+from controller.stages.sending import Meter
 
 BYTES = 5 << 20
 
@@ -67,6 +68,16 @@ def test_a_file_arrives_and_is_not_sent_again(tmp_path: Path, ctx: Context, told
     told.clear()
     assert data.run(ctx, make(tmp_path)) == str(path)
     assert told[-1]["text"] == "d.jsonl: already there"
+
+
+def test_a_push_over_a_slow_line_is_told_by_the_clock_too(ctx: Context, told: list[dict[str, Any]]) -> None:
+    times = iter([0.0, 1.0, 2.0, 3.0, 7.5, 9.0, 9.1])
+    meter = Meter(ctx, "data", "d.jsonl", 1000, clock=lambda: next(times))
+    for count in (40, 20, 10, 5, 900, 25):
+        meter.add(count)
+    assert [(event["done"], event["total"]) for event in told] == [(60, 1000), (75, 1000), (975, 1000)]
+    assert told[0]["text"] == "d.jsonl: 6% of 1,000 bytes"
+    assert meter.sent == 1000
 
 
 def test_a_folder_arrives_with_its_names(tmp_path: Path, ctx: Context) -> None:

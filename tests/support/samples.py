@@ -32,6 +32,7 @@ class Made:
 def make_sample(
     folder: Path, form: str, index: int, tokens: int, *, dtype: torch.dtype = torch.bfloat16, fp8: bool = False,
     final_norm: bool | None = None, boundaries: list[int] = BOUNDARIES, hidden: int = HIDDEN,
+    record_id: str | None = None,
 ) -> Made:  # fmt: skip
     """Write one sample of `tokens` tokens; the first third of them does not count."""
     generator = torch.Generator().manual_seed(index)
@@ -51,6 +52,7 @@ def make_sample(
         "loss_spans": json.dumps(spans),
         "layer_ids": json.dumps(layer_ids(boundaries, layout.convention)), "layer_convention": layout.convention,
         "token_sha256": token_digest(raw), "states": json.dumps(figures),
+        **({} if record_id is None else {"record_id": record_id}),
     }  # fmt: skip
     data = SampleData(
         token_ids=raw, loss_mask=mask_of_spans(spans, tokens), hidden=values.view(torch.uint8).numpy().data.cast("B"),

@@ -124,6 +124,17 @@ def test_a_load_says_how_far_it_is_and_how_long_it_usually_takes() -> None:
     assert "now" not in "\n".join(screen(LOADED["failed"], b"", 100, 30, shards=(25, 62)))
 
 
+@pytest.mark.parametrize(("glyphs", "drawn"), [(UNICODE, "━" * 20 + "─" * 60), (ASCII, "=" * 20 + "-" * 60)])
+def test_a_push_has_a_bar_and_the_time_that_is_left(glyphs: Glyphs, drawn: str) -> None:
+    script = Script()
+    sent = {"text": "d.jsonl: 25% of 400 bytes", "done": 100, "total": 400}
+    script(0.0, "controller", "stage", name="data", status="started", text="d.jsonl: 400 bytes")
+    script(10.0, "controller", "stage", name="data", status="started", **sent)
+    lines = screen(view_of(script.events), b"", 130, 30, now=START + 20.0, glyphs=glyphs)
+    assert any("data 20 s  d.jsonl: 25% of 400 bytes" in line for line in lines)
+    assert any(f"now   {drawn}  25 %  1 min 00 s left" in line for line in lines)
+
+
 def test_a_rank_stands_by_its_gpu_with_its_silence() -> None:
     ranks = {1: 0, 3: 1}  # CUDA_VISIBLE_DEVICES=1,3
     rows = screen(LOADED["running"], b"", 100, 30, ranks=ranks, silent={0: 2.0, 1: 190.0})

@@ -1,0 +1,121 @@
+"""Whether a text file is a JSONL data set or one JSON document, by its contents, and what its first records are.
+
+Preflight and the job must answer alike, so both ask here.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, BinaryIO, Dict, Iterator, List
+
+LINE_LIMIT = 64 << 20
+"""Bytes of one line. 64 MiB of JSON is about ten million tokens: a file without line ends, not a record."""
+
+RECORD_KEYS = frozenset({"input_ids", "messages", "conversations"})
+"""One of these makes an object a record."""
+
+BOM = b"\xef\xbb\xbf"
+
+_START = 1 << 12
+
+FIRST_BYTES = 1 << 24
+"""The first records of a data set are looked for up to here."""
+
+FIRST_RECORDS = 100
+
+_DECODER = json.JSONDecoder()
+
+
+def text_container(path: str) -> str:
+    """Return "jsonl", or "json" for an array or an object with an array in it. Raises OSError."""
+    with open(path, "rb") as file:
+        start = _shorn(file.read(_START))
+    is_document = (start.startswith(b"[") and not _is_array_line(start)) or (
+        start.startswith(b"{") and _is_object_of_records(path)
+    )
+    return "json" if is_document else "jsonl"
+
+
+def lists_of_records(document: Dict[str, Any]) -> List[str]:
+    """Return the keys of an object's lists of objects."""
+    return [
+        key for key, value in document.items() if isinstance(value, list) and value and isinstance(value[0], dict)
+    ]
+
+
+def first_records(file: BinaryIO, container: str) -> Iterator[Any]:
+    """Yield what the first FIRST_RECORDS lines that are not empty hold, None for one that is no JSON.
+
+    Of a document its first record alone, as far as FIRST_BYTES hold it whole.
+    """
+    if container == "json":
+        yield _first_of_document(_shorn(file.read(FIRST_BYTES)).decode("utf-8", "ignore"))
+        return
+    count = read = 0
+    while count < FIRST_RECORDS and read < FIRST_BYTES:
+        line = file.readline(FIRST_BYTES)
+        if not line:
+            return
+        read += len(line)
+        line = line[len(BOM) :] if line.startswith(BOM) else line
+        if line.strip():
+            count += 1
+            yield _loaded(line)
+
+
+def _shorn(start: bytes) -> bytes:
+    return (start[len(BOM) :] if start.startswith(BOM) else start).lstrip()
+
+
+def _loaded(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_array_line(start: bytes) -> bool:
+    """Tell whether a file's first line is an array by itself, with other lines after it: no data set, but JSONL."""
+    line, _, rest = start.partition(b"\n")
+    return isinstance(_loaded(line), list) and bool(rest.strip())  # None: it goes on beyond what was read
+
+
+def _is_object_of_records(path: str) -> bool:
+    """Tell whether a file that begins with an object is that object, as in {"data": [...]}, on one line or on many.
+
+    Not a JSONL file of one record: it has a record's keys. Not one whose first line is damaged: others follow, or
+    its name says that it is no JSON document.
+    """
+    with open(path, "rb") as file:
+        line = file.readline(LINE_LIMIT + 1)
+        while line and not line.strip():
+            line = file.readline(LINE_LIMIT + 1)
+        more = any(chunk.strip() for chunk in iter(lambda: file.read(1 << 16), b""))
+    try:
+        value = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError):  # begun on this line and not ended, as a document that is indented
+        return path.endswith(".json")
+    return not more and isinstance(value, dict) and not RECORD_KEYS & value.keys() and bool(lists_of_records(value))
+
+
+def _first_of_document(text: str) -> Any:
+    """Return the first element of an array, or of the first array of objects in an object; None if there is none."""
+    try:
+        if text.startswith("["):
+            return _DECODER.raw_decode(text, _solid(text, 1))[0]
+        place = 1
+        while True:
+            _, place = _DECODER.raw_decode(text, _solid(text, place))  # a key
+            place = _solid(text, _solid(text, place) + 1)  # what follows the colon
+            if text.startswith("[", place) and text.startswith("{", _solid(text, place + 1)):
+                return _DECODER.raw_decode(text, _solid(text, place + 1))[0]
+            _, place = _DECODER.raw_decode(text, place)
+            place = _solid(text, place) + 1  # the comma
+    except (ValueError, RecursionError):  # it ended, or what is read of it did
+        return None
+
+
+def _solid(text: str, place: int) -> int:
+    while place < len(text) and text[place] in " \t\r\n":
+        place += 1
+    return place

@@ -1,0 +1,53 @@
+"""What `ctl stop` tells a script."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from controller import commands, lookup
+from controller.core.errors import ExitCode
+from controller.stages.stop import StopOutcome
+
+
+class Ended:
+    """A run whose stop ended with `clean`."""
+
+    id = "20260102-030405-abcdef"
+
+    def __init__(self, clean: bool | str) -> None:
+        self._clean = clean
+
+    def stop(self, *, grace_s: float) -> StopOutcome:
+        left = (
+            [{"pid": 17, "comm": "python", "reason": "could not be killed: state D"}] if self._clean is False else []
+        )
+        return StopOutcome(
+            state="stopped", end_reason="stopped", gpus_clean=self._clean, killed=[], leftovers=left, message=""
+        )
+
+    def watch(self, *, follow: bool) -> None:
+        assert not follow
+
+
+@pytest.mark.parametrize(
+    ("clean", "code"), [(True, ExitCode.OK), ("unknown", ExitCode.OK), (False, ExitCode.UNEXPECTED)]
+)
+def test_a_stop_that_leaves_something_does_not_end_with_0(
+    monkeypatch: pytest.MonkeyPatch, clean: bool | str, code: ExitCode
+) -> None:
+    @contextmanager
+    def open_run(*_: Any, **__: Any) -> Iterator[Ended]:
+        yield Ended(clean)
+
+    monkeypatch.setattr(lookup, "open_run", open_run)
+    monkeypatch.setattr(commands, "load_workspace", lambda: None)
+    printed = io.StringIO()
+    monkeypatch.setattr(commands, "out_console", lambda: Console(file=printed))
+    assert commands.stop(Ended.id, None, grace_s=1.0, as_json=False) is code
+    assert ("could not be killed" in printed.getvalue()) == (clean is False)
