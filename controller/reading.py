@@ -93,7 +93,7 @@ def _previous(workspace: Workspace, run_id: str | None) -> str:
 
 
 def _held(reader: LogReader, wanted: Wanted) -> Iterable[bytes]:
-    """Return what is held of the log of an ended run and wanted: all of it, or the last lines."""
+    """Return what is wanted of all that is held of the log, to its unfinished line: the whole, or the last lines."""
     if wanted.selection.is_plain and wanted.tail is None:
         return (data for _, data in reader.pieces())
     shown = _chain(_shown(reader, reader.lines(), wanted.selection), reader, wanted.selection)

@@ -126,7 +126,8 @@ def _check_available(found: Mapping[str, Any], report: Mapping[str, Any], plan: 
         needed = (section(report, "model") or {"total_bytes": 0})["total_bytes"] + CPU_HEADROOM
         reason = "the weights are held in it"
     else:
-        buffers = plan["extract"]["buffer_bytes"]
+        # One piece of pinned memory, which torch's allocator rounds up to a power of two.
+        buffers = 1 << (plan["extract"]["buffer_bytes"] - 1).bit_length()
         needed = ranks(plan) * (MEMORY_PER_RANK + buffers)
         reason = f"{ranks(plan)} workers need it beside the GPUs, {size(buffers)} each for `buffer_bytes`"
     if found["available"] < needed:

@@ -53,9 +53,8 @@ def is_secret(name: str, value: str = "") -> bool:
 
 
 def has_password(value: str) -> bool:
-    """Say whether a URL with a password stands in `value`."""
-    found = _URL.search(value)
-    return found is not None and not _NO_VALUE.fullmatch(found["value"])
+    """Say whether a URL with a password stands in `value`; a reference (`$PASSWORD`) is none."""
+    return any(not _NO_VALUE.fullmatch(found["value"]) for found in _URL.finditer(value))
 
 
 def split_env(env: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:

@@ -39,8 +39,8 @@ def _converse(ctx: Context, files: LocalFiles) -> tuple[int, int]:
         body = json.dumps({"files": list(files.files)}, separators=(",", ":")).encode()
         process.write(pack_frame({"workdir": ctx.host["workdir"]}, body), timeout=WRITE_TIMEOUT_S)
         wanted = [str(sha256) for sha256 in read_answer(process, "uploads")["missing"]]
-        missing = {str(file["sha256"]): int(file["size"]) for file in files.files if file["sha256"] in wanted}
-        meter = Meter(ctx, "uploads", f"{len(wanted)} files", sum(missing.values()))
+        sizes = {str(file["sha256"]): int(file["size"]) for file in files.files}
+        meter = Meter(ctx, "uploads", f"{len(wanted)} files", sum(sizes[sha256] for sha256 in wanted))
         if wanted:
             for piece in readable(files.pieces(wanted)):
                 process.write(pack_frame({"end": False}, piece), timeout=WRITE_TIMEOUT_S)

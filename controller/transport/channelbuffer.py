@@ -15,7 +15,8 @@ class ChannelBuffer:
     That one is a single array: a read moves in memory whatever it leaves behind, so that all of the window has to be
     read at once, and each such read costs several copies of it. A consumer slower than the network then makes blocks
     of up to 16 MiB come and go, which the allocator keeps in pieces: a controller of 90 MB went up and down between
-    100 and 190 MB. Here a small read costs what it returns, and no more than the window is ever held.
+    100 and 190 MB. Here a read moves what it returns and at most one packet more, and no more than the window is ever
+    held.
     """
 
     def __init__(self) -> None:

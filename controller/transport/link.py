@@ -50,13 +50,15 @@ class Link:
             return spare
         end = time.monotonic() + SESSION_GRACE_S
         while True:
+            asked = time.monotonic()
             try:
                 return self._opened()
             except (OSError, EOFError, paramiko.SSHException) as error:
                 if not self.alive:
                     return None
-                # Of two refusals at once paramiko tells the second one as a mere SSHException.
-                if isinstance(error, paramiko.SSHException):
+                # Of two refusals at once paramiko tells the second one as a mere SSHException, which is also what it
+                # tells of no answer at all: on such a path the spare's command would be lost.
+                if isinstance(error, paramiko.SSHException) and time.monotonic() - asked < OPEN_TIMEOUT_S:
                     # The spare may hold the last place there is; and the host has just answered.
                     if (spare := self._spare.take()) is not None:
                         return spare

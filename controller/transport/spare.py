@@ -34,7 +34,10 @@ class SpareSession:
             if self._opening or self._channel is not None or not self._wanted:
                 return
             self._opening = True
-        threading.Thread(target=self._fill, name="ctl-spare", daemon=True).start()
+        try:
+            threading.Thread(target=self._fill, name="ctl-spare", daemon=True).start()
+        except RuntimeError:  # no thread is to be had: the next command asks for its session itself
+            self._settle(None)
 
     def take(self) -> Any:
         """Return the spare, which is the caller's from here on; None if there is none, or the host closed it."""
@@ -51,10 +54,15 @@ class SpareSession:
             self._channel = None
 
     def _fill(self) -> None:
+        channel = None
         try:
             channel = self._open_channel()
         except (OSError, EOFError, paramiko.SSHException):
-            channel = None  # whoever needs a session learns from its own attempt why there is none
+            pass  # whoever needs a session learns from its own attempt why there is none
+        finally:
+            self._settle(channel)  # after any other error too: `take` waits for it without a limit
+
+    def _settle(self, channel: Any) -> None:
         with self._changed:
             self._opening = False
             if channel is None:

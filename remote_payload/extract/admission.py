@@ -1,8 +1,9 @@
 """When the next sample goes to the engine: while the ranks' buffers and the disk have room for what is under way.
 
 The parent is the place to wait. A worker that blocks is killed by vLLM's own time-out, an idle engine is not. So a
-sample is admitted only if the buffers of its rank hold it even should no writer make progress, and if the disk has
-room for it and for all that was admitted before. A sample that a worker had to give up is admitted again.
+sample is admitted only if the buffers of its rank add up to hold it even should no writer make progress, and if the
+disk has room for it and for all that was admitted before. A sample that a worker had to give up all the same, because
+no hole between the others was large enough or the disk was full, is admitted again.
 """
 
 from __future__ import annotations
@@ -213,7 +214,7 @@ class Admission:
         attempts = self._attempts[index] = self._attempts.get(index, 0) + 1
         self._retry_at = time.monotonic() + min(BACKOFF_S, 2.0 ** (attempts - 1))
         self._again.append(sample)
-        text = f"the disk had no room for the rows of sample {index}, attempt {attempts}: it will be captured again"
+        text = f"the buffers had no room for sample {index}, attempt {attempts}: it will be captured again"
         self._notice("warn", "sample-deferred", text)
 
     def _pause(self, code: str, why: str) -> None:

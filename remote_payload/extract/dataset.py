@@ -9,6 +9,7 @@ Token ids are spooled to an unnamed temporary file: a large data set has more of
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from array import array
@@ -110,14 +111,35 @@ class Samples:
         return len(self._indexes)
 
     def __iter__(self) -> Iterator[Sample]:
+        width = array("i").itemsize
+        for index, offset, length, masked, named in self._places():
+            tokens, mask_end = length * width, length * width + masked
+            data = os.pread(self._spool.fileno(), mask_end + named, offset)
+            yield Sample(
+                index=index, token_ids=array("i", data[:tokens]).tolist(),
+                loss_mask=data[tokens:mask_end] if masked else None, record_id=data[mask_end:].decode() or None,
+            )  # fmt: skip
+
+    def records(self) -> Iterator[tuple[int, str | None]]:
+        """Yield (index, record_id) of each sample, without a look at its tokens."""
+        width = array("i").itemsize
+        for index, offset, length, masked, named in self._places():
+            name = os.pread(self._spool.fileno(), named, offset + length * width + masked) if named else b""
+            yield index, name.decode() or None
+
+    def _places(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """Yield (index, offset in the spool, tokens, bytes of the mask, bytes of the name) of each.
+
+        The spool is read at these offsets and never sought: several iterators, and threads, may be at work.
+        """
+        self._spool.flush()
         width, offset = array("i").itemsize, 0
-        for index, length, masked, named in zip(self._indexes, self._lengths, self._masked, self._named, strict=True):
-            self._spool.seek(offset)  # each time: two iterators may be at work
-            ids = array("i", self._spool.read(length * width))
-            mask = self._spool.read(length) if masked else None
-            name = self._spool.read(named).decode() or None
-            offset += length * width + (length if masked else 0) + named
-            yield Sample(index=index, token_ids=ids.tolist(), loss_mask=mask, record_id=name)
+        for index, length, is_masked, named in zip(
+            self._indexes, self._lengths, self._masked, self._named, strict=True
+        ):
+            masked = length if is_masked else 0
+            yield index, offset, length, masked, named
+            offset += length * width + masked + named
 
     @property
     def indexes(self) -> Sequence[int]:

@@ -168,10 +168,9 @@ class Extraction:
         written = {record["index"] for record in LedgerTail(self._job.paths.ledger).read()}
         why = why[:WHY_LIMIT]
         with contextlib.suppress(OSError):  # a full disk must not hide the cause; verify counts them as missing
-            for sample in pending:
-                if sample.index not in written:
-                    line = {"index": sample.index, "failed": "job-failed", "why": why}
-                    self._ledger.append(named(line, sample.record_id))
+            for index, record_id in pending.records():
+                if index not in written:
+                    self._ledger.append(named({"index": index, "failed": "job-failed", "why": why}, record_id))
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -88,14 +88,15 @@ class EngineWatch:
         self._stop.set()
         self._thread.join()
         signal.signal(SIGNAL, self._before)
-        if isinstance(error, Exception) and not isinstance(error, EngineLostError):
+        failed = isinstance(error, Exception) and not isinstance(error, EngineLostError)  # not: it was told to end
+        if failed:
             self._look()
         if error is not None and not self._processes:  # it failed while it was started
             children = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
             below = find_descendants(children, table := snapshot(), "")
             started = [table[pid] for pid in children if pid in table] + list(below.values())
             self._processes.update(((stat.pid, stat.start_ticks), f"pid {stat.pid}") for stat in started)
-        if self._found is not None and self._found.died and not isinstance(error, EngineLostError | None):
+        if failed and self._found is not None and self._found.died:
             raise EngineLostError(self._found.what) from error
 
     @property

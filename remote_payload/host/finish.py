@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 import traceback
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from remote_payload.host import container
 from remote_payload.host.cgroup import Cgroup
@@ -105,10 +105,18 @@ def clean_up(
         problem = cgroup.remove()
         if problem:
             leftovers.append({"path": cgroup.path, "reason": problem})
-    clean, evidence = prove_clean(baseline, {pid for pid, _ in known()}, len(stopped.leftovers))
-    if clean is True and (hidden or unremoved):
-        clean, evidence = "unknown", str(unremoved or hidden)
+    clean, evidence = prove_end(baseline, known(), len(stopped.leftovers), unremoved or hidden)
     return Cleanup(stopped=stopped, clean=clean, evidence=evidence, leftovers=leftovers, oom_kills=oom_kills)
+
+
+def prove_end(
+    baseline: Optional[Baseline], known: "set[Key]", survivors: int, container_doubt: Optional[str]
+) -> Tuple[Clean, str]:
+    """Return the verdict of `prove_clean`, "unknown" at best where `container_doubt` says what it cannot see."""
+    clean, evidence = prove_clean(baseline, {pid for pid, _ in known}, survivors)
+    if clean is True and container_doubt:
+        return "unknown", container_doubt
+    return clean, evidence
 
 
 def write_result(

@@ -76,7 +76,7 @@ def sweep_shm(
     """
     found, kept = find_shm(before, since, folder)
     others = [{**each, "ours": each.get("pid") in survivors} for each in kept]
-    return others + [{**each, "ours": True} for each in _unlink(found)]
+    return others + _unlink(found)
 
 
 def find_shm(before: List[str], since: float, folder: str = SHM) -> Tuple[List[str], List[Dict[str, Any]]]:
@@ -101,7 +101,10 @@ def find_shm(before: List[str], since: float, folder: str = SHM) -> Tuple[List[s
 
 
 def delete_shm(paths: List[str], folder: str = SHM) -> List[Dict[str, Any]]:
-    """Delete files of `folder` that are ours and in no use now; return {path, reason} of those that stay."""
+    """Delete files of `folder` that are ours and in no use now; return those that stay.
+
+    {path, reason}, with `pid` of a user where there is one, and `ours` True where the file itself is.
+    """
     candidates: Dict[Tuple[int, int], str] = {}
     kept = []
     for path in paths:
@@ -128,6 +131,7 @@ def _unused(candidates: Dict[Tuple[int, int], str]) -> Tuple[List[str], List[Dic
 
 
 def _unlink(paths: List[str]) -> List[Dict[str, Any]]:
+    """Delete files that are ours and in no use; return {path, reason, ours} of those that stay."""
     kept = []
     for path in paths:
         try:
@@ -135,7 +139,7 @@ def _unlink(paths: List[str]) -> List[Dict[str, Any]]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            kept.append({"path": path, "reason": str(error)})
+            kept.append({"path": path, "reason": str(error), "ours": True})
     return kept
 
 

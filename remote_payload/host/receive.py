@@ -155,7 +155,7 @@ def is_complete(folder: str, digest: str) -> bool:
         return False
     if hashlib.sha256(text).hexdigest() != digest:
         return False
-    lines = [line.partition("  ") for line in text.decode().splitlines()]
+    lines = [line.partition("  ") for line in text.decode().split("\n")[:-1]]  # a name may hold any other line end
     return not any(damaged_files(folder, {name: expected for expected, _, name in lines}))
 
 

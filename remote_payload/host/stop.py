@@ -13,12 +13,12 @@ from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.children import reap_adopted
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import read_json, write_json
-from remote_payload.host.finish import Ending, clean_up, read_baseline, write_result
+from remote_payload.host.finish import Ending, clean_up, prove_end, read_baseline, write_result
 from remote_payload.host.follow import collect_faults
 from remote_payload.host.journal import EventWriter
 from remote_payload.host.layout import Layout, RunPaths, check_run_id
 from remote_payload.host.lease import clear_record
-from remote_payload.host.leftovers import SHM, delete_shm, prove_clean
+from remote_payload.host.leftovers import SHM, delete_shm
 from remote_payload.host.liveness import Stat, boot_seconds, judge, read_readings, send_signal, user_name
 from remote_payload.host.members import Tree, find_members, recorded, stop_members
 from remote_payload.host.protocol import EndReason, Liveness, ProcessIdentity, RunState, check_plan, check_record
@@ -190,20 +190,18 @@ def _stop_what_it_left(paths: RunPaths, standing: Standing, grace_s: float) -> D
     with hold_start_lock(paths, LOCK_WAIT_S):
         stopped = stop_members(find, grace_s, reap_adopted, kill_all=cgroup.kill if cgroup else lambda: None)
         leftovers = list(stopped.leftovers)
-        _, unremoved = container.end(paths)
+        hidden, unremoved = container.end(paths)
         if unremoved:
             leftovers.append({"path": paths.folder, "reason": unremoved})
         # Others may have made files of the same names since it ended, so that only those are looked at again.
         named = [str(item.get("path")) for item in result["leftovers"] if item.get("ours")]
         survivors = [each["pid"] for each in stopped.leftovers]
         kept = delete_shm([path for path in named if os.path.dirname(path) == SHM])
-        leftovers += [{**each, "ours": each.get("pid") in survivors} for each in kept]
+        leftovers += [{"ours": each.get("pid") in survivors, **each} for each in kept]
         problem = cgroup.remove() if cgroup is not None else None
         if problem:
             leftovers.append({"path": run["cgroup"], "reason": problem})
-        clean, evidence = prove_clean(baseline, {pid for pid, _ in known}, len(stopped.leftovers))
-        if clean is True and unremoved:
-            clean, evidence = "unknown", unremoved
+        clean, evidence = prove_end(baseline, known, len(stopped.leftovers), unremoved or hidden)
         for path in baseline.leases:
             problem = clear_record(path, result["run_id"], clean is True)
             if problem:

@@ -36,6 +36,7 @@ def test_secret_names(name: str, secret: bool) -> None:
         ("http://proxy:3128", False),
         ("http://me@proxy:3128", False),
         ("http://me:$PROXY_PASSWORD@proxy:3128", False),
+        ("http://me:$PROXY_PASSWORD@proxy:3128 http://me:hunter2@other:3128", True),
         ("me:hunter2@proxy", False),
         ("", False),
     ],

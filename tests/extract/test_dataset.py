@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.extraction import write_lines
 
-from remote_payload.extract.dataset import Samples, Skip, read_samples
+from remote_payload.extract.dataset import Sample, Samples, Skip, read_samples
 from remote_payload.extract.settings import ConfigError
 
 
@@ -34,6 +34,25 @@ def test_indexes_are_record_numbers_and_survive_skips(tmp_path: Path) -> None:
     assert [(s.index, s.token_ids, s.loss_spans()) for s in samples] == [(0, [5], None), (3, [1, 2], [[1, 2]])]
     assert [(s.index, s.line, s.code) for s in skips] == [(1, 3, "malformed"), (2, 4, "empty")]
     assert list(samples) == list(samples)  # as often as needed
+
+
+def test_who_looks_at_samples_disturbs_nobody_else() -> None:
+    """The driver's watch may give up a run while the main thread still feeds it."""
+    one, two, three = (
+        Sample(index=0, token_ids=[5, 6], loss_mask=b"\0\1", record_id="talk-1"),
+        Sample(index=2, token_ids=[7], loss_mask=None),
+        Sample(index=3, token_ids=[8, 9], loss_mask=None, record_id="Gespräch"),
+    )
+    samples = Samples()
+    samples.add(one)
+    samples.add(two)
+    first = iter(samples)
+    assert next(first) == one
+    assert list(samples.records()) == [(0, "talk-1"), (2, None)]
+    samples.add(three)
+    assert list(samples) == [one, two, three]
+    assert next(first) == two
+    assert list(samples.records()) == [(0, "talk-1"), (2, None), (3, "Gespräch")]
 
 
 @pytest.mark.parametrize(

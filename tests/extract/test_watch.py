@@ -138,6 +138,19 @@ def test_an_error_of_vllm_after_a_death_says_who_died(tmp_path: Path, worker: su
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
+def test_who_is_told_to_end_ends_though_the_engine_did_so_first(
+    tmp_path: Path, worker: subprocess.Popen[bytes]
+) -> None:
+    def told() -> None:
+        while guard.found is None:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    guard = watching(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        watched(guard, lambda: guard.ranks([worker.pid]), worker.kill, told)
+
+
 def test_a_sound_engine_is_left_alone(tmp_path: Path, raises: Callable[[], None]) -> None:
     raises()  # by an earlier process of the run
     before = signal.getsignal(watch.SIGNAL)

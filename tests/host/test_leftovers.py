@@ -13,7 +13,15 @@ from support.fake_smi import UUIDS, FakeSmi
 
 from remote_payload.host.children import CommandFailed
 from remote_payload.host.gpus import HostMeter, list_gpus, select_gpus
-from remote_payload.host.leftovers import Baseline, busy_gpus, count_oom_kills, measure, prove_clean, sweep_shm
+from remote_payload.host.leftovers import (
+    Baseline,
+    busy_gpus,
+    count_oom_kills,
+    delete_shm,
+    measure,
+    prove_clean,
+    sweep_shm,
+)
 
 OURS = 4_000_000
 """A pid that no process has here."""
@@ -119,6 +127,21 @@ def test_only_fresh_unused_library_segments_of_ours_are_swept(tmp_path: Path) ->
     assert sweep_shm([], time.time(), str(tmp_path)) == []
     assert (tmp_path / "psm_old").exists(), "older than the run"
     assert sweep_shm([], since, str(tmp_path / "absent")) == []
+
+
+def test_a_file_of_ours_that_cannot_be_deleted_is_ours_at_every_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "psm_kept"
+    path.touch()
+
+    def refuse(path: str) -> None:
+        raise PermissionError(1, "Operation not permitted", path)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    said = {"path": str(path), "reason": f"[Errno 1] Operation not permitted: '{path}'", "ours": True}
+    assert sweep_shm([], 0, str(tmp_path)) == [said]
+    assert delete_shm([str(path)], str(tmp_path)) == [said]
 
 
 def test_the_host_is_measured(tmp_path: Path) -> None:

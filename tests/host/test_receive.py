@@ -158,7 +158,7 @@ def test_a_payload_that_is_not_what_was_announced_is_refused(tmp_path: Path, str
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "a//b", "./a", ""])
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "a//b", "./a", "", "a\nb"])
 def test_a_manifest_must_stay_below_the_folder(name: str) -> None:
     manifest = {name: "0" * 64}
     with pytest.raises(receive.ReceiveError, match="did not arrive"):
@@ -170,6 +170,20 @@ def test_what_is_no_hash_names_no_folder(tmp_path: Path, digest: str) -> None:
     with pytest.raises(receive.ReceiveError, match="did not arrive"):
         receive.receive(str(tmp_path / "w"), digest, io.BytesIO(), io.BytesIO())
     assert not (tmp_path / "w").exists()
+
+
+def test_a_name_may_hold_what_else_ends_a_line(tmp_path: Path) -> None:
+    files = {"form\x0cfeed\x85and\u2028more\r": b"x"}
+    manifest = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    digest = framing.manifest_digest(manifest)
+    receive.check_manifest(manifest, digest)
+    staging, folder = tmp_path / "staging", tmp_path / digest
+    staging.mkdir()
+    receive.unpack(archive(files), str(staging), manifest)
+    receive.install(str(staging), str(folder), manifest)
+    assert receive.is_complete(str(folder), digest)
+    (folder / next(iter(files))).write_bytes(b"y")
+    assert not receive.is_complete(str(folder), digest)
 
 
 def test_a_manifest_must_have_its_hash() -> None:

@@ -122,6 +122,24 @@ def test_stop_of_an_ended_run_ends_what_it_left(host: HostRun) -> None:
             process.wait()
 
 
+def test_a_second_look_proves_no_more_of_a_container_than_the_first(host: HostRun) -> None:
+    plan = host.plan(host.python("pass"))
+    result = host.run(plan)
+    programs = host.folder / "programs"
+    programs.mkdir()
+    (programs / "docker").write_text(f"#!/bin/sh\necho $* >> {host.folder}/asked\n")
+    (programs / "docker").chmod(0o755)
+    host.env = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    paths = host.paths(plan)
+    plan["job"]["container"] = {"runtime": "docker", "image": "there"}
+    Path(paths.plan).write_text(json.dumps(plan))
+    Path(paths.result).write_text(json.dumps({**result, "gpus_clean": "unknown"}))  # as such a run ends
+    answer = stop(host, plan)
+    assert answer["gpus_clean"] == "unknown"
+    assert "docker's containers are no processes of this run" in answer["message"]
+    assert "rm --force" in (host.folder / "asked").read_text()
+
+
 def test_force_needs_no_grace(host: HostRun) -> None:
     plan = host.plan(host.python(CHILD), job={"limits": {"stop_grace_s": 300.0}})
     host.launch(plan)

@@ -14,6 +14,7 @@ from support.proxy import TcpProxy
 
 from controller.core.errors import ConnectionFailed
 from controller.transport import link
+from controller.transport.spare import SpareSession
 from controller.transport.ssh import SshTransport
 from tools.sshd import SshServer
 
@@ -128,6 +129,37 @@ def test_a_refusal_that_paramiko_cannot_name_is_one(
     monkeypatch.setattr(held, "_opened", opened)
     assert echo(transport) == b"hello\n"
     assert not refused
+
+
+def test_a_host_that_does_not_answer_has_not_refused(
+    server: SshServer, proxy: TcpProxy, connect_to: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command sent into a silent path on the spare would be lost, and nobody could say whether it ran."""
+    transport = connect_to(server.config_block(port=proxy.port), server.alias)
+    assert echo(transport) == b"hello\n"
+    spare = spare_of(transport)
+    monkeypatch.setattr(link, "FRESH_S", 0.0)
+    monkeypatch.setattr(link, "OPEN_TIMEOUT_S", 0.5)
+    proxy.freeze()
+    with pytest.raises(ConnectionFailed) as failure:
+        transport.start(["true"])
+    assert failure.value.code == "session-refused"
+    assert spare_of(transport) is spare
+    proxy.thaw()
+
+
+@pytest.mark.parametrize("fault", ["no thread", "an error of the library"])
+def test_a_spare_that_cannot_be_opened_keeps_nobody_waiting(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError(fault)
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    if fault == "no thread":
+        monkeypatch.setattr(threading.Thread, "start", fail)
+    spare = SpareSession(fail)
+    spare.prepare()
+    wait_until(lambda: not spare._opening, "it was given up")
+    assert spare.take() is None
 
 
 def test_many_commands_at_once_close_to_the_limit_of_sessions(
