@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from remote_payload.extract.dataset import Sample
+from remote_payload.extract.dataset import WHOLE, Sample, Shard, writing_rank
 from remote_payload.extract.errors import CaptureError
 from remote_payload.extract.progress import LedgerTail, Progress
 from remote_payload.extract.spill import HEAD_BYTES
@@ -78,6 +78,11 @@ class Room:
     buffer_bytes: int
     side_bytes: int
     rewrites: bool
+    shard: Shard = WHOLE
+
+    def rank_of(self, index: int) -> int:
+        """The rank that holds and writes a sample."""
+        return writing_rank(index, self.shard, self.ranks)
 
     def charge(self, sample: Sample) -> int:
         """Bytes of buffers that a sample may need at once: a streamed one's pieces get by with half the pool."""
@@ -142,7 +147,7 @@ class Admission:
                 return
 
     def _admits(self, sample: Sample) -> bool:
-        rank = sample.index % self._room.ranks
+        rank = self._room.rank_of(sample.index)
         full = self._tokens >= WINDOW_TOKENS or len(self._under_way) >= WINDOW_SAMPLES
         held = self._charged[rank]
         if full or (held and held + self._room.charge(sample) > self._room.buffer_bytes):
@@ -165,7 +170,7 @@ class Admission:
         self._account(sample, 1)
 
     def _account(self, sample: Sample, sign: int) -> None:
-        self._charged[sample.index % self._room.ranks] += sign * self._room.charge(sample)
+        self._charged[self._room.rank_of(sample.index)] += sign * self._room.charge(sample)
         self._tokens += sign * len(sample.token_ids)
         self._promised += sign * self._room.file_bytes(sample)
 
@@ -187,7 +192,7 @@ class Admission:
             self._progress.beat()
         if now - self._asked >= STATUS_S and self._under_way:
             writing = self._ask()
-            lost = [index for index in self._under_way if not writing[index % self._room.ranks]]
+            lost = [index for index in self._under_way if not writing[self._room.rank_of(index)]]
             if lost:
                 raise CaptureError(f"sample {min(lost)} was computed, and no writer has it")
 

@@ -87,6 +87,15 @@ def is_mine(index: int, shard: Shard) -> bool:
     return index % count == number - 1
 
 
+def writing_rank(index: int, shard: Shard, ranks: int) -> int:
+    """Return the tensor-parallel rank that writes a sample of the shard: neighbours go to different ranks.
+
+    By its place in the share. The index itself would leave ranks without work: of two shares, the first has only even
+    indexes, which are 0, 2, 4 and 6 modulo 8.
+    """
+    return index // shard[1] % ranks
+
+
 class Samples:
     """The valid samples of a data set, on disk; iterate as often as needed. Iteration is in the file's order."""
 

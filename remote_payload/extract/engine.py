@@ -109,7 +109,7 @@ class Extraction:
                     with self._phase("probe"):
                         path = self._choose_path(self._llm, settings, pending)
                         self._guard = CanaryGuard(
-                            self._llm, _answers_of(self._llm), self._job, facts, pending, self._events
+                            self._llm, _answers_of(self._llm, watch), self._job, facts, pending, self._events
                         )
                     with self._phase("canary"):
                         self._guard.check("start")
@@ -161,6 +161,7 @@ class Extraction:
             buffer_bytes=spec.get("buffer_bytes") or DEFAULT_BUFFER_BYTES,
             side_bytes=form.side_bytes + (SCALE_BYTES if fp8 else 0),
             rewrites=form.head is None or fp8,
+            shard=self._shard,
         )
 
     def _record_failures(self, pending: Samples, why: str) -> None:
@@ -342,11 +343,15 @@ def _generate(
     return list(llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False))
 
 
-def _answers_of(llm: Any) -> Generate:
-    """Return what the canary runs prompts with: it needs the engine's own next token and its log probability."""
+def _answers_of(llm: Any, watch: EngineWatch) -> Generate:
+    """Return what the canary runs prompts with: it needs the engine's own next token and its log probability.
+
+    What the canary would say of the rows of a rank that raised is beside the point, so that comes first.
+    """
 
     def generate(prompts: list[list[int]], extra: list[dict[str, Any]]) -> list[tuple[int, float]]:
         outputs = [output.outputs[0] for output in _generate(llm, prompts, extra, logprobs=1)]
+        watch.check()
         return [(out.token_ids[0], out.logprobs[0][out.token_ids[0]].logprob) for out in outputs]
 
     return generate

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from remote_payload.extract.canary_run import CanaryError
 from remote_payload.extract.errors import CaptureError
 from remote_payload.extract.progress import LedgerTail
 from remote_payload.host.liveness import ZOMBIE_STATES, read_stat, send_signal
@@ -71,6 +72,7 @@ class EngineWatch:
         self._processes: dict[Key, str] = {}
         self._found: _Found | None = None
         self._open = False
+        self._looking = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ctl-engine-watch", daemon=True)
 
@@ -83,7 +85,9 @@ class EngineWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raises EngineLostError from an error of which vLLM names no cause: a process died without a word."""
+        """Raises EngineLostError from an error that names no cause, or another: a process died without a word, or the
+        canary misses the rows of a rank that raised, of which the core learns nothing unless it is the first.
+        """
         self._open = False
         self._stop.set()
         self._thread.join()
@@ -96,13 +100,19 @@ class EngineWatch:
             below = find_descendants(children, table := snapshot(), "")
             started = [table[pid] for pid in children if pid in table] + list(below.values())
             self._processes.update(((stat.pid, stat.start_ticks), f"pid {stat.pid}") for stat in started)
-        if failed and self._found is not None and self._found.died:
+        if failed and self._found is not None and (self._found.died or isinstance(error, CanaryError)):
             raise EngineLostError(self._found.what) from error
 
     @property
     def found(self) -> str | None:
         """What happened to the engine, None if nothing did."""
         return None if self._found is None else self._found.what
+
+    def check(self) -> None:
+        """Raise EngineLostError if a rank has failed or died, of which vLLM may not know."""
+        self._look()
+        if self._found is not None:
+            raise EngineLostError(self._found.what)
 
     def ranks(self, pids: Iterable[int]) -> None:
         """Watch these processes, in the order of their ranks, and those between them and this one.
@@ -144,6 +154,10 @@ class EngineWatch:
                 signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
 
     def _look(self) -> None:
+        with self._looking:
+            self._find()
+
+    def _find(self) -> None:
         if self._found is not None:
             return
         raised = [told(event) for event in self._tail.read() if event.get("type") == "exception"]

@@ -27,6 +27,7 @@ from vllm.platforms import current_platform
 from remote_payload.extract import expert_map, identity, rotary, versions
 from remote_payload.extract.canary_rank import REFERENCE, Answers, CanaryRank, Head, final_norm
 from remote_payload.extract.collect import Collector, Request, Step, row_offsets
+from remote_payload.extract.dataset import writing_rank
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
 from remote_payload.extract.formats import RECORD_ID, format_named
 from remote_payload.extract.hooks import Eager, LayerHooks, decoder_layers
@@ -48,11 +49,13 @@ CONVENTION = (
 
 
 class CaptureWorker(Base):
-    """One tensor-parallel rank. It writes the samples whose index modulo the number of ranks is its own."""
+    """One tensor-parallel rank. It writes the samples that `writing_rank` gives it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         named = inspect.signature(Base.__init__).bind(self, *args, **kwargs).arguments
         self._job = load_job(os.environ)
+        number, count = self._job.spec["shard"]
+        self._shard = number, count
         rank = int(named["rank"])
         self._events = EventWriter(self._job.paths.events, f"rank-{rank}", self._job.run_id, self._job.host)
         self._reporter = ExceptionReporter(self._events, rank)
@@ -320,7 +323,9 @@ class CaptureWorker(Base):
                 part.request.sink = None
 
     def _is_mine(self, request: Request) -> bool:
-        return not request.probe and request.index % self.parallel_config.tensor_parallel_size == self.rank
+        return not request.probe and self.rank == writing_rank(
+            request.index, self._shard, self.parallel_config.tensor_parallel_size
+        )
 
     def _make_store(self, hidden: int) -> SampleStore:
         spec, name = self._job.spec, self._settings.store_dtype

@@ -12,7 +12,7 @@ from support.disk import fill, small_disk
 
 from remote_payload.extract import admission
 from remote_payload.extract.admission import Admission, Room
-from remote_payload.extract.dataset import Sample
+from remote_payload.extract.dataset import Sample, is_mine, writing_rank
 from remote_payload.extract.errors import CaptureError
 from remote_payload.extract.progress import Counts, LedgerTail, PatientEvents, Progress
 from remote_payload.host.journal import EventWriter, Journal
@@ -196,3 +196,13 @@ def test_a_full_disk_is_told_while_the_engine_still_computes(desk: Desk, monkeyp
     assert told[1] == ["disk-full"]
     assert desk.notices == ["disk-full", "disk-freed"]
     assert desk.progress.done == 5
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_the_samples_of_a_share_are_spread_over_all_ranks(shards: int, ranks: int) -> None:
+    """By index alone, one of eight ranks would write all of a share of eight."""
+    for number in range(1, shards + 1):
+        mine = [index for index in range(shards * ranks * 5) if is_mine(index, (number, shards))]
+        writers = [writing_rank(index, (number, shards), ranks) for index in mine]
+        assert [writers.count(rank) for rank in range(ranks)] == [5] * ranks

@@ -18,6 +18,8 @@ import pytest
 from support.extraction import REPOSITORY
 
 from remote_payload.extract import watch
+from remote_payload.extract.canary import Finding
+from remote_payload.extract.canary_run import CanaryError
 from remote_payload.extract.errors import ExceptionReporter
 from remote_payload.extract.watch import EngineLostError, EngineWatch
 from remote_payload.host.journal import EventWriter
@@ -45,14 +47,15 @@ def worker() -> Iterator[subprocess.Popen[bytes]]:
 def raises(tmp_path: Path) -> Callable[[], None]:
     """What a rank's worker does when it fails."""
 
-    def report() -> None:
-        events = EventWriter(str(tmp_path), "rank-1", "20260102-030405-abcdef", "here")
-        try:
-            raise ValueError("the layer is wrong")
-        except ValueError as error:
-            ExceptionReporter(events, 1).report(error, "execute_model")
+    return lambda: fail_rank(tmp_path)
 
-    return report
+
+def fail_rank(folder: Path) -> None:
+    events = EventWriter(str(folder), "rank-1", "20260102-030405-abcdef", "here")
+    try:
+        raise ValueError("the layer is wrong")
+    except ValueError as error:
+        ExceptionReporter(events, 1).report(error, "execute_model")
 
 
 def watching(folder: Path) -> EngineWatch:
@@ -138,6 +141,22 @@ def test_an_error_of_vllm_after_a_death_says_who_died(tmp_path: Path, worker: su
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
+def test_the_canary_of_a_rank_that_raised_says_what_it_raised(tmp_path: Path, raises: Callable[[], None]) -> None:
+    """vLLM answers with the first rank's tokens; rows that the second lacks would be taken for another fault."""
+    guard = watching(tmp_path)
+    with pytest.raises(EngineLostError, match="rank 1 raised ValueError: the layer is wrong"):
+        watched(guard, raises, guard.check, lambda: pytest.fail("the canary goes on"))
+
+    def judged() -> None:
+        raise CanaryError([Finding(check="positions", what="prompt 2 has 0 rows")], "start")
+
+    (tmp_path / "late").mkdir()
+    with pytest.raises(EngineLostError, match="rank 1 raised"):
+        watched(EngineWatch(str(tmp_path / "late"), lambda error: None), lambda: fail_rank(tmp_path / "late"), judged)
+    with pytest.raises(CanaryError):
+        watched(watching(tmp_path), judged)
+
+
 def test_who_is_told_to_end_ends_though_the_engine_did_so_first(
     tmp_path: Path, worker: subprocess.Popen[bytes]
 ) -> None:
@@ -165,6 +184,8 @@ def test_a_driver_that_swallows_the_error_is_ended(tmp_path: Path) -> None:
     source = f"""
 import contextlib, threading, time
 from remote_payload.extract import watch
+from remote_payload.extract.canary import Finding
+from remote_payload.extract.canary_run import CanaryError
 from remote_payload.host.journal import EventWriter
 watch.LOOK_S, watch.GRACE_S, watch.LAST_S = 0.05, 0.1, 0.5
 def give_up(error):
