@@ -293,11 +293,16 @@ def triage(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
 
 
 def merge_ledgers(run_ids: Sequence[str], *, output: str | None, as_json: bool) -> ExitCode:
-    """Join the ledgers of runs that were watched from here; `output` gets the joined lines."""
+    """Join the ledgers of runs; `output` gets the joined lines. Runs not seen to their end here are asked for."""
     from controller.shards import load_share
 
-    runs_dir = load_workspace().runs_dir
-    merged = shares.merge([load_share(find_run(runs_dir, run_id)) for run_id in run_ids])
+    workspace = load_workspace()
+    folders = [find_run(workspace.runs_dir, run_id) for run_id in run_ids]
+    for folder in folders:
+        if folder.read("result.json") is None:  # what lies here may be any part of its ledger
+            with lookup.open_run(workspace, folder.run_id, None, ask=ask_yes_no) as run:
+                copy_what_is_new(run)
+    merged = shares.merge([load_share(folder) for folder in folders])
     lines = merged.pop("lines")
     if output is not None:
         with open(output, "w", encoding="utf-8") as file:

@@ -305,7 +305,10 @@ def _proof_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
             yield "canary", Text("switched off: nothing proves that the states are the model's", style="yellow")
         else:
             passed = [when for when in ("start", "end") if "figures" in (canary.get(when) or {})]
-            yield "canary", Text("passed at the " + " and the ".join(passed) if passed else UNKNOWN)
+            line = Text("passed at the " + " and the ".join(passed) if passed else UNKNOWN)
+            notes = dict.fromkeys(clean(note) for when in passed for note in canary[when].get("notes") or ())
+            line.append("".join(f"; {note}" for note in notes), style="yellow")
+            yield "canary", line
     if summary.get("repairs"):
         yield "repairs", Text(clean(", ".join(map(str, summary["repairs"]))), style="yellow")
 

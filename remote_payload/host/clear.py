@@ -65,15 +65,20 @@ def clear(output: OwnedOutput, run_id: str, workdir: Optional[str] = None) -> Di
     place = _open(output)
     try:
         listing, found = snapshot(place)
-        _require_as_shown(output, listing)
         stale = Stale(output["stale"])
+        _require_no_problem(path, listing)
         report = {
             "path": path, "stale": stale.value, "deleted_entries": 0, "deleted_bytes": 0,
             "quarantined_to": None, "remaining": listing["entries"],
         }  # fmt: skip
         keeps = stale in (Stale.FAIL, Stale.RESUME)
         spent = keeps and workdir is not None and is_spent(workdir, path, listing, run_id)
-        if not found or (stale is Stale.RESUME and not spent):
+        if stale is Stale.RESUME and not spent:  # nothing is deleted: other shares may have written here since
+            _require_ours(output, listing)
+            return report
+        _require_as_shown(output, listing)
+        _require_ours(output, listing)
+        if not found:
             return report
         if stale is Stale.FAIL and not spent:
             raise ClearFailed(
@@ -135,9 +140,13 @@ def _open(output: OwnedOutput, create: bool = False) -> Place:
         raise ClearFailed("output-io", "%s could not be opened" % path, str(error)) from error
 
 
+def _require_ours(output: OwnedOutput, listing: Listing) -> None:
+    if listing["foreign"] and not output["adopt"]:
+        raise _foreign(output["path"])
+
+
 def _require_as_shown(output: OwnedOutput, listing: Listing) -> None:
     path = output["path"]
-    _require_no_problem(path, listing)
     if listing["digest"] != output["digest"]:
         raise ClearChanged(
             "clear-changed",
@@ -146,8 +155,6 @@ def _require_as_shown(output: OwnedOutput, listing: Listing) -> None:
             "something wrote there since preflight; nothing was deleted",
             "find out what writes there, then run again to see the new listing",
         )
-    if listing["foreign"] and not output["adopt"]:
-        raise _foreign(path)
 
 
 def _require_no_problem(path: str, listing: Listing) -> None:

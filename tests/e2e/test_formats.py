@@ -69,6 +69,13 @@ def test_ledgers_of_shares_are_joined(project: Project, shares: tuple[str, str],
     assert "doubles: 1 (2)" in shown.stdout
 
 
+def test_a_share_whose_end_was_not_seen_here_is_asked_for_before_it_is_joined(
+    project: Project, shares: tuple[str, str]
+) -> None:
+    (project.root / "ctl-runs" / shares[0] / "ledger" / "rank-0.jsonl").unlink()
+    assert project.json("ledger", "merge", *shares, code=100)["written"] == 4
+
+
 def test_data_of_the_workstation_is_pushed_before_it_is_judged(project: Project) -> None:
     (project.root / "mine.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "t1"}]}) + "\n")
     words = ("--host", "demo", "--playbook", "demo", "--data", "local:mine.jsonl")

@@ -250,6 +250,12 @@ class TestClear:
             clear(owned(output, root, stale="quarantine"), RUN)
         assert (output / "hs_0.safetensors").exists()
 
+    def test_resume_goes_on_beside_a_share_that_wrote_meanwhile(self, root: Path, output: Path) -> None:
+        shown = owned(output, root, stale="resume")
+        (output / "hs_9.safetensors").write_bytes(b"of another share")
+        assert clear(shown, RUN)["deleted_entries"] == 0
+        assert (output / "hs_9.safetensors").read_bytes() == b"of another share"
+
     @pytest.mark.parametrize("stale", ["clear", "quarantine", "resume", "fail"])
     def test_foreign_files_need_adopt(self, root: Path, stale: str) -> None:
         folder = root / "theirs"
