@@ -46,7 +46,11 @@ def test_nothing_known_of_a_folder_is_a_reason_to_ask() -> None:
 @pytest.mark.parametrize(
     ("stale", "listing", "question"),
     [
-        ("clear", {"marker": {"run_id": "R1"}}, "delete 2 entries of /data/out on host gpu1, written by run R1?"),
+        (
+            "clear",
+            {"marker": {"run_id": "R1"}},
+            "delete 2 entries of /data/out on host gpu1, written by run R1 (`--stale quarantine` would keep them)?",
+        ),
         ("quarantine", {}, "move aside 2 entries of /data/out on host gpu1, which no run of ctl wrote?"),
         (
             "resume",

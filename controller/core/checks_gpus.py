@@ -60,15 +60,18 @@ def check_processes(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
             why=_who(record, report),
             fix=_how_to_end(record, report),
         )
-    yield from _check_vllm(found["vllm"], report)
+    yield from _check_vllm(found["vllm"], report, " without GPU memory" if uuids else "")
     if found["compute"] is not None and not holders and not found["vllm"]:
         yield passed(
             "processes", "no compute process on the GPUs, none left by vLLM" if uuids else "none left by vLLM"
         )
 
 
-def _check_vllm(records: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) -> Iterator[Finding]:
-    """One finding for each run whose processes are there, and one for all that belong to none."""
+def _check_vllm(records: Sequence[Mapping[str, Any]], report: Mapping[str, Any], state: str) -> Iterator[Finding]:
+    """One finding for each run whose processes are there, and one for all that belong to none.
+
+    `state` says what all of them have in common.
+    """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for record in records:
         groups.setdefault(record["run_id"] or "", []).append(record)
@@ -79,7 +82,7 @@ def _check_vllm(records: Sequence[Mapping[str, Any]], report: Mapping[str, Any])
         whose = f"of run {run_id}" if run_id else "of no run of ctl"
         yield warned(
             "vllm-process",
-            f"{len(group)} vLLM {noun} {whose} without GPU memory: {pids}",
+            f"{len(group)} vLLM {noun} {whose}{state}: {pids}",
             why=_who(group[0], report),
             fix=f"see on the host: `ps -fp {every}`" if not run_id else _how_to_end(group[0], report),
         )
@@ -202,7 +205,8 @@ def _who(record: Mapping[str, Any], report: Mapping[str, Any]) -> str:
 
 def _how_to_end(record: Mapping[str, Any], report: Mapping[str, Any]) -> str:
     if record["run_id"]:
-        return f"`ctl stop {record['run_id']}`"
+        run = record["run_id"]
+        return f"wait for it with `ctl attach {run}`; only if nobody wants it any more: `ctl stop {run}`"
     if record["owner"] is None:
         return f"on the host: `sudo nvidia-smi`, `docker ps`; look for pid {record['pid']}"
     if record["uid"] == report["uid"]:

@@ -89,7 +89,15 @@ def _stage(view: RunView, event: Event) -> RunView:
 
 
 def _step(view: RunView, event: Event) -> RunView:
-    return replace(view, steps=_advance(view.steps, event), step=_text(event, "name"))
+    steps = _advance(view.steps, event)
+    # The step ran, and found that there was nothing to try: a tick would say that something was proved.
+    if steps and steps[-1].name == "rehearse" and steps[-1].status is Status.DONE and _rehearsed_nothing(view):
+        steps = (*steps[:-1], replace(steps[-1], status=Status.SKIPPED))
+    return replace(view, steps=steps, step=_text(event, "name"))
+
+
+def _rehearsed_nothing(view: RunView) -> bool:
+    return any(notice.code == "rehearsal-skipped" for notice in view.notices)
 
 
 def _phase(view: RunView, event: Event) -> RunView:

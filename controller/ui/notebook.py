@@ -17,6 +17,7 @@ from controller.ui import tables
 from controller.ui.clean import Encodable, clean
 from controller.ui.formats import UNKNOWN, count_text, end_text, state_word
 from controller.ui.markup import Markup, block, escape, facts, join, table, tag
+from controller.ui.summaryrows import summary_rows
 
 TEXT_WIDTH = 100
 """Columns of the text form, which does not know the width it is shown at."""
@@ -97,7 +98,7 @@ def _summary(summary: Mapping[str, Any]) -> Markup:
     head = tag("span", end_text(reason), "good" if reason == "succeeded" else "bad")
     hosts = ", ".join(map(str, summary.get("hosts") or ()))
     title = join([tag("b", f"run {summary.get('run_id', UNKNOWN)}"), escape(f" on {hosts}: "), head])
-    rows = facts((label, value.plain) for label, value in tables.summary_rows(summary))
+    rows = facts((label, value.plain) for label, value in summary_rows(summary))
     return join([tag("div", title), rows, _states(summary.get("states") or ())])
 
 

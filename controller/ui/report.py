@@ -27,7 +27,7 @@ from controller.ui.formats import (
 )
 from controller.ui.markup import Markup, block, escape, facts, join, table, tag
 from controller.ui.report_style import POLICY, STYLE
-from controller.ui.tables import summary_rows
+from controller.ui.summaryrows import summary_rows
 
 FINDING_CSS = {"ok": "good", "warn": "warn", "fail": "bad"}
 

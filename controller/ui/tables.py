@@ -16,7 +16,6 @@ from controller.ui.clean import Encodable, clean, text
 from controller.ui.formats import (
     UNKNOWN,
     bytes_text,
-    clean_text,
     count_text,
     duration_text,
     end_text,
@@ -25,7 +24,8 @@ from controller.ui.formats import (
     state_word,
 )
 from controller.ui.glyphs import Glyphs, glyphs_for
-from controller.ui.survey import print_groups, survey_rows
+from controller.ui.summaryrows import summary_rows
+from controller.ui.survey import print_groups
 
 EXAMPLES = 10
 """Entries named in a clear list; the digest that is confirmed covers all of them."""
@@ -216,117 +216,6 @@ def print_config(console: Console, document: Mapping[str, Any]) -> None:
 
 def _config_text(value: object) -> str:
     return UNKNOWN if value is None else inline_text(value)
-
-
-def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
-    """Yield what a summary says as labels and cleaned text, the most important first."""
-    samples = summary.get("samples")
-    if isinstance(samples, Mapping):
-        line = Text(f"{count_text(samples.get('written'))} of {count_text(samples.get('expected'))} written")
-        for name in ("skipped", "failed", "missing"):
-            count = samples.get(name) or 0
-            count = len(count) if isinstance(count, list | tuple) else count
-            if count:
-                line.append(f", {count_text(count)} {name}", style="yellow" if name == "skipped" else "bold red")
-        yield "samples", line
-        if summary.get("missing"):
-            yield "missing", Text(_index_ranges(summary["missing"]), style="bold red")
-    if summary.get("tokens") is not None:
-        rates = [f"{count_text(summary['tokens'])} tokens, {bytes_text(summary.get('bytes'))}"]
-        if summary.get("tokens_per_s") is not None:
-            rates.append(
-                f"{count_text(summary['tokens_per_s'])} tokens/s, {bytes_text(summary.get('bytes_per_s'))}/s"
-            )
-        yield "amount", Text("; ".join(rates))
-    lengths = [bin_ for bin_ in summary.get("token_lengths") or () if bin_.get("samples")]
-    if lengths:
-        yield "lengths", Text(", ".join(f"{count_text(b['samples'])} {_length_text(b['up_to'])}" for b in lengths))
-    ranks = summary.get("ranks") or ()
-    if len(ranks) > 1:
-        shares = (f"{rank['rank']}: {count_text(rank['files'])} ({bytes_text(rank['bytes'])})" for rank in ranks)
-        yield "by rank", Text(", ".join(shares))
-    kept = summary.get("kept")
-    if isinstance(kept, Mapping) and kept.get("files"):
-        yield "kept", Text(f"{count_text(kept['files'])} of an earlier run, {bytes_text(kept.get('bytes'))}")
-    for path in summary.get("outputs") or ():
-        yield "output", text(path)
-    shape = summary.get("shape")
-    if isinstance(shape, Mapping):
-        form = f"tokens x {shape.get('states')} x {shape.get('hidden')}, {clean(shape.get('dtype'))}"
-        yield "shape", Text(form + (f", {clean(summary['format'])}" if summary.get("format") else ""))
-    if summary.get("model"):
-        layers = f" ({summary['num_layers']} layers)" if summary.get("num_layers") else ""
-        yield "model", Text(clean(summary["model"]) + layers)
-    if isinstance(summary.get("survey"), Mapping):
-        yield from survey_rows(summary["survey"])
-    yield from _provision_rows(summary)
-    yield from _proof_rows(summary)
-    cause = summary.get("triage")
-    if isinstance(cause, Mapping):
-        code = f" ({cause.get('code')})" if cause.get("known") else ""
-        yield "cause", text(f"{cause.get('what')}{code}", "bold red")
-    timings = {name.removesuffix("_s"): value for name, value in (summary.get("timings") or {}).items()}
-    if timings:
-        yield "time", Text(", ".join(f"{clean(name)} {duration_text(value)}" for name, value in timings.items()))
-    if summary.get("gpu_hours") is not None:
-        cost = summary.get("cost") or {}
-        price = f"; {cost['total']:,.2f} at {cost['price_per_gpu_hour']:g} an hour" if cost else ""
-        yield "used", Text(f"{summary['gpu_hours']:.2f} GPU-hours{price}")
-    yield "after", Text(clean_text(summary.get("gpus_clean")))
-
-
-def _provision_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
-    """What `ctl hosts setup` and `ctl hosts fetch-model` left on the host."""
-    environment, fetched = summary.get("environment"), summary.get("fetched")
-    if isinstance(environment, Mapping):
-        yield "python", text(f"{environment.get('python')} in {environment.get('path')}")
-        cuda = environment.get("torch_cuda")
-        names = {**environment.get("packages", {}), "torch": environment.get("torch")}
-        packages = ", ".join(f"{name} {version}" for name, version in names.items() if version)
-        yield "packages", text(packages + (f", CUDA {cuda}" if cuda else ""))
-    if isinstance(fetched, Mapping):
-        yield "model", text(f"{fetched.get('repo')}, commit {fetched.get('commit')}")
-        yield "folder", text(fetched.get("path"))
-        proofs = ", ".join(f"{count} by {kind}" for kind, count in fetched.get("proved_by", {}).items() if count)
-        yield "files", text(f"{fetched.get('files')}, {bytes_text(fetched.get('bytes'))}; proved {proofs}")
-
-
-def _proof_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
-    """What was checked about the states themselves, and what was not."""
-    rehearsal, canary = summary.get("rehearsal"), summary.get("canary")
-    if isinstance(rehearsal, Mapping):
-        line = Text(
-            f"layers {clean(inline_text(rehearsal.get('layers')))} with {clean(rehearsal.get('weights'))} weights"
-        )
-        line.append("; not proven: " + clean(", ".join(map(str, rehearsal.get("not_proven") or ()))), style="dim")
-        yield "rehearsal", line
-    if isinstance(canary, Mapping):
-        if not canary.get("enabled"):
-            yield "canary", Text("switched off: nothing proves that the states are the model's", style="yellow")
-        else:
-            passed = [when for when in ("start", "end") if "figures" in (canary.get(when) or {})]
-            line = Text("passed at the " + " and the ".join(passed) if passed else UNKNOWN)
-            notes = dict.fromkeys(clean(note) for when in passed for note in canary[when].get("notes") or ())
-            line.append("".join(f"; {note}" for note in notes), style="yellow")
-            yield "canary", line
-    if summary.get("repairs"):
-        yield "repairs", Text(clean(", ".join(map(str, summary["repairs"]))), style="yellow")
-
-
-def _length_text(up_to: int | None) -> str:
-    return "longer" if up_to is None else f"up to {count_text(up_to)} tokens"
-
-
-def _index_ranges(indexes: Sequence[int], shown: int = 12) -> str:
-    """Return "3, 7-9": sorted indexes with runs folded, the first `shown` of them."""
-    runs: list[list[int]] = []
-    for index in indexes:
-        if runs and index == runs[-1][1] + 1:
-            runs[-1][1] = index
-        else:
-            runs.append([index, index])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    return ", ".join(texts[:shown]) + (f" and {len(texts) - shown} more" if len(texts) > shown else "")
 
 
 def _states(states: Sequence[Mapping[str, Any]]) -> RenderableType:

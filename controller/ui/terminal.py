@@ -85,7 +85,8 @@ def loss_question(host: str, output: Mapping[str, Any], listing: Mapping[str, An
     amount = f"{count:,} {'entry' if count == 1 else 'entries'}"
     whose = f"written by run {marker['run_id']}" if marker else "which no run of ctl wrote"
     half = f", deleting {partial:,} half-written" if partial and output["stale"] == "resume" else ""
-    return f"{_LOSSES[output['stale']]} {amount} of {output['path']} on host {host}, {whose}{half}?"
+    keep = " (`--stale quarantine` would keep them)" if output["stale"] == "clear" and marker else ""
+    return f"{_LOSSES[output['stale']]} {amount} of {output['path']} on host {host}, {whose}{half}{keep}?"
 
 
 def print_json(document: Any) -> None:

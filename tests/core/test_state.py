@@ -150,6 +150,15 @@ def test_a_stage_that_is_started_again_is_a_new_entry() -> None:
     assert [(stage.status, stage.seconds) for stage in view.stages] == [(Status.SKIPPED, 4.0), (Status.SKIPPED, 4.0)]
 
 
+@pytest.mark.parametrize(("code", "status"), [("rehearsal-skipped", Status.SKIPPED), ("rehearsed", Status.DONE)])
+def test_a_rehearsal_that_tried_nothing_is_not_ticked(code: str, status: Status) -> None:
+    add = Script()
+    add(0.0, "supervisor", "step", name="rehearse", status="started")
+    add(0.3, "rehearse", "notice", level="info", code=code, text="5 MB of weights load quickly")
+    add(0.4, "supervisor", "step", name="rehearse", status="done")
+    assert [(step.name, step.status) for step in view_of(add.events).steps] == [("rehearse", status)]
+
+
 def test_events_survive_their_file() -> None:
     events = [parse_event(event.to_json()) for event in failing().events]
     read = [event for event in events if isinstance(event, Event)]

@@ -154,14 +154,28 @@ def test_a_summary_shows_the_proof() -> None:
 def test_a_summary_says_what_was_proved_about_the_states() -> None:
     paper = Paper()
     rehearsal = {"layers": [0, 1, 2], "weights": "cut", "not_proven": ["memory at full depth"]}
-    canary = {"enabled": True, "start": {"figures": {}}, "end": {"figures": {}}}
+    note = "no prompt could be cut"
+    canary = {"enabled": True, **{when: {"figures": {}, "notes": [note]} for when in ("start", "end")}}
     print_summary(paper.console, {**SUMMARY, "rehearsal": rehearsal, "canary": canary, "repairs": ["cpu-rotary"]})
     assert "layers 0 1 2 with cut weights; not proven: memory at full depth" in paper.text
-    assert "passed at the start and the end" in paper.text
+    assert f"passed at the start and the end; {note}" in paper.text
+    assert paper.text.count(note) == 1
     assert "cpu-rotary" in paper.text
     off = Paper()
     print_summary(off.console, {**SUMMARY, "canary": {"enabled": False}})
     assert "switched off: nothing proves" in off.text
+
+
+def test_a_summary_says_why_records_were_skipped_and_how_to_go_on() -> None:
+    paper = Paper()
+    print_summary(paper.console, {**SUMMARY, "kind": "extract", "skipped": {"not-json": 1, "no-text": 1}})
+    assert "2 skipped (not-json 1, no-text 1)" in paper.text
+    assert "`--stale resume` keeps what is written" in paper.text
+    whole = Paper()
+    timings = {"rehearse_s": 0.4, "load_s": 9.0}
+    print_summary(whole.console, {**SUMMARY, "kind": "extract", "end_reason": "succeeded", "timings": timings})
+    assert "--stale resume" not in whole.text
+    assert "rehearse" not in whole.text, "nothing was rehearsed"
 
 
 def test_a_summary_shows_lengths_shares_and_what_is_missing() -> None:
