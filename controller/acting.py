@@ -258,10 +258,14 @@ def stop(
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> ExitCode:
-    """Stop a run: TERM, grace, KILL over its whole process tree, then proof that nothing is left."""
+    """Stop a run: TERM, grace, KILL over its whole process tree, then proof that nothing is left.
+
+    Without a run and without --last it asks whether the last one is meant.
+    """
     from controller import commands
 
-    return commands.stop(chosen_run(run_id, last=last), host, grace_s=grace, as_json=as_json)
+    named = chosen_run(run_id, last=last)
+    return commands.stop(named, host, grace_s=grace, as_json=as_json, sure=last or named is not None)
 
 
 @command(

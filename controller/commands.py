@@ -203,8 +203,14 @@ def _confirm_clear(
 # --------------------------------------------------------------------------------------- existing runs
 
 
-def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool) -> ExitCode:
+def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool, sure: bool) -> ExitCode:
+    """Stop a run; unless it is `sure` which one is meant, a person at a terminal is asked.
+
+    Raises RefusedError (`declined`).
+    """
     with lookup.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
+        if not sure and can_ask() and not ask_yes_no(f"stop run {run.id} on host {run.host}?"):
+            raise RefusedError("declined: nothing was stopped", fix="name the run, or `--last`", code="declined")
         outcome = run.stop(grace_s=grace_s)
         try:
             copy_what_is_new(run)

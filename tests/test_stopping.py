@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from controller import commands, lookup
-from controller.core.errors import ExitCode
+from controller.core.errors import ExitCode, RefusedError
 from controller.stages.stop import StopOutcome
 
 
@@ -19,6 +19,7 @@ class Ended:
     """A run whose stop ended with `clean`."""
 
     id = "20260102-030405-abcdef"
+    host = "gpu1"
 
     def __init__(self, clean: bool | str) -> None:
         self._clean = clean
@@ -49,5 +50,20 @@ def test_a_stop_that_leaves_something_does_not_end_with_0(
     monkeypatch.setattr(commands, "load_workspace", lambda: None)
     printed = io.StringIO()
     monkeypatch.setattr(commands, "out_console", lambda: Console(file=printed))
-    assert commands.stop(Ended.id, None, grace_s=1.0, as_json=False) is code
+    assert commands.stop(Ended.id, None, grace_s=1.0, as_json=False, sure=True) is code
     assert ("could not be killed" in printed.getvalue()) == (clean is False)
+
+
+def test_the_last_run_is_not_stopped_by_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def open_run(*_: Any, **__: Any) -> Iterator[Ended]:
+        yield Ended(True)
+
+    asked: list[str] = []
+    monkeypatch.setattr(lookup, "open_run", open_run)
+    monkeypatch.setattr(commands, "load_workspace", lambda: None)
+    monkeypatch.setattr(commands, "can_ask", lambda: True)
+    monkeypatch.setattr(commands, "ask_yes_no", lambda question: bool(asked.append(question)))
+    with pytest.raises(RefusedError, match="nothing was stopped"):
+        commands.stop(None, None, grace_s=1.0, as_json=False, sure=False)
+    assert asked == [f"stop run {Ended.id} on host gpu1?"]
