@@ -103,10 +103,13 @@ class Samples:
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this object
         self._indexes, self._lengths, self._masked = array("Q"), array("L"), array("b")
         self._named = array("H")  # bytes of each record's own name
+        self._hashes = array("q")  # of the token ids, by this process's own hash
         self.tokens = 0
 
     def add(self, sample: Sample) -> None:
-        self._spool.write(array("i", sample.token_ids).tobytes())
+        ids = array("i", sample.token_ids).tobytes()
+        self._hashes.append(hash(ids))
+        self._spool.write(ids)
         self._spool.write(sample.loss_mask or b"")
         name = (sample.record_id or "").encode()
         self._spool.write(name)
@@ -118,6 +121,10 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self._indexes)
+
+    def repeated(self) -> int:
+        """Return how many samples have the same tokens as an earlier one."""
+        return len(self._hashes) - len(set(self._hashes))
 
     def __iter__(self) -> Iterator[Sample]:
         width = array("i").itemsize

@@ -213,6 +213,11 @@ class Extraction:
             have = "1 sample has" if data.unmasked == 1 else f"{data.unmasked:,} samples have"
             text = f"{have} no loss mask: where one is stored, every token counts"
             self._notice("warn", "data-unmasked", text)
+        if repeated := data.samples.repeated():
+            text = f"{repeated:,} of {len(data.samples):,} samples have the same tokens as an earlier one"
+            if repeated > len(data.samples) // 2:
+                text += ": the tokenizer may not know the words of this data"
+            self._notice("warn" if repeated > len(data.samples) // 10 else "info", "data-repeated", text)
         return data
 
     def _write_arrow(self, data: DataSet) -> None:

@@ -142,3 +142,12 @@ def test_the_histogram_counts_every_sample(tmp_path: Path) -> None:
     bins = read(write_lines(tmp_path / "d.jsonl", lines), max_seq_len=6000).histogram()
     assert [b["samples"] for b in bins if b["samples"]] == [2, 1, 1]
     assert bins[0] == {"up_to": 64, "samples": 2}
+
+
+def test_samples_of_equal_tokens_are_counted() -> None:
+    """Whatever their masks and names: the states would be the same."""
+    samples = Samples()
+    for index, (ids, mask) in enumerate([([1, 2], None), ([1, 2], b"\0\1"), ([2, 1], None), ([1, 2], None)]):
+        samples.add(Sample(index=index, token_ids=ids, loss_mask=mask, record_id=str(index)))
+    assert samples.repeated() == 2
+    assert samples.share((2, 2)).repeated() == 1
