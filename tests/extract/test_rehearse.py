@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -290,13 +291,14 @@ def test_a_state_count_short_by_one_is_caught(rehearse: Any, model: Any) -> None
     [
         (faults.RENAMED_WORKER_METHOD, "execute_model"),
         (faults.OTHER_LAYER_SIGNATURE, "scaling"),
-        (faults.NO_EMBEDDING_METHOD, "embed_input_ids"),
+        # Where vLLM inspects the class anew it takes one without the method for no generating model at all.
+        (faults.NO_EMBEDDING_METHOD, r"embed_input_ids|does not support `--runner generate`"),
     ],
 )
 def test_another_vllm_than_expected_is_caught(rehearse: Any, model: Any, fault: str, words: str) -> None:
     run = rehearse(model("qwen3-tiny"), fault=fault)
     assert run.code == 1, run.log[-3000:]
-    assert words in problems(run)
+    assert re.search(words, problems(run))
 
 
 @pytest.mark.engine
