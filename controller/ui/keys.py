@@ -76,6 +76,11 @@ class KeyReader:
     def running(self) -> bool:
         return self._thread is not None
 
+    @property
+    def gone(self) -> bool:
+        """Whether the terminal is: its reader ended by itself, and no key will ever come."""
+        return self._thread is not None and not self._thread.is_alive()
+
     def start(self) -> None:
         """Take over the keyboard; nothing happens in the background, where it belongs to somebody else."""
         if self._thread is not None or not in_foreground(self._fd):
@@ -115,6 +120,6 @@ class KeyReader:
                 for key in decode(decoder.decode(data)):
                     self._on_key(key)
         except OSError:
-            return  # the terminal was closed; SIGHUP says the rest
+            return  # the terminal was closed; SIGHUP says the rest, and where it is ignored `gone`
         finally:
             os.close(wake)

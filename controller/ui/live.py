@@ -250,8 +250,8 @@ class LiveView:
             self._stay.clear()
             if not self._stay.wait(self._hold_s):
                 return
-        while not self._wake.wait(REFRESH_S):
-            pass  # in steps, because signals are only heard between them
+        while not self._keys.gone and not self._wake.wait(REFRESH_S):
+            pass  # in steps: signals are only heard between them, and a terminal that is gone has no more keys
 
     # -------------------------------------------------------------------------- the terminal's ownership
 

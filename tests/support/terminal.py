@@ -23,6 +23,12 @@ PATIENCE_S = 60.0
 """For anything to appear: two busy cores start Python in seconds."""
 
 
+def _own_terminal() -> None:
+    """In the child: take the terminal, and hear its hang-up also where the tests themselves run under nohup."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Terminal:
     """`bash -i` on a terminal of `size` (columns, lines), in a session of its own so that job control works."""
 
@@ -41,7 +47,7 @@ class Terminal:
         self._shell = subprocess.Popen(
             ["bash", "--norc", "--noprofile", "--noediting", "-i"],
             cwd=self._cwd, env=self._env, stdin=secondary, stdout=secondary, stderr=secondary,
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            start_new_session=True, preexec_fn=_own_terminal,
         )  # fmt: skip
         os.close(secondary)
         self._closing = threading.Event()
@@ -54,11 +60,17 @@ class Terminal:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._shell.send_signal(signal.SIGHUP)
-        self._closing.set()
-        self._reader.join(timeout=10)
-        os.close(self._fd)
+        self.hang_up()
         self._shell.kill()
         self._shell.wait(timeout=10)
+
+    def hang_up(self) -> None:
+        """Take the terminal away from those on it."""
+        if self._fd >= 0:
+            self._closing.set()
+            self._reader.join(timeout=10)
+            os.close(self._fd)
+            self._fd = -1
 
     def press(self, keys: str) -> None:
         """Type `keys` as they are: `\\r` is enter, `\\x1b` escape, `\\x1a` Ctrl-Z."""

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,6 +137,18 @@ def test_a_signal_ends_it_with_the_terminal_as_it_was(
     assert terminal.mode() == (True, True)
 
 
+def test_a_terminal_that_is_gone_ends_a_replay_that_hears_no_hang_up(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.run(f"sh -c 'trap \"\" HUP; echo $$ >pid; exec {replay('running', '--at', 'end')}'")
+    terminal.wait_for("412/1,000")
+    terminal.wait(lambda: terminal.mode() == (False, False), "keys without an echo")
+    pid = int((tmp_path / "pid").read_text())
+    terminal.hang_up()
+    deadline = time.monotonic() + 30.0
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline, "it waits for a key that nobody can press"
+        time.sleep(0.05)
+
+
 def test_a_terminal_that_is_gone_ends_the_reader_and_its_end_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = os.openpty()
     monkeypatch.setattr(keys, "in_foreground", lambda _: True)
@@ -145,7 +158,9 @@ def test_a_terminal_that_is_gone_ends_the_reader_and_its_end_is_quiet(monkeypatc
     os.close(ours)
     thread.join(60.0)
     assert not thread.is_alive()
+    assert reader.gone
     monkeypatch.setattr(keys, "in_foreground", lambda _: False)
     reader.stop()
     assert not reader.running
+    assert not reader.gone
     os.close(theirs)
