@@ -5,57 +5,17 @@ from __future__ import annotations
 import copy
 import json
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from support.plans import GIVEN, RUN_ID, host, plan, playbook
 
 from controller.core import planner, shape
 from controller.core.errors import ConfigError, UsageError
 from controller.core.intention import describe, supervisor_env
-from controller.core.model import Host, Overrides, Playbook
+from controller.core.model import Overrides
 from controller.core.outputs import planned_output
 from remote_payload.host.protocol import OwnedOutput, Plan, check_plan
-
-RUN_ID = "20260102-030405-a1b2c3"
-GIVEN: dict[str, Any] = {
-    "run_id": RUN_ID,
-    "created": "2026-01-02T03:04:05+00:00",
-    "payload": "ab" * 32,
-    "ctl_version": "0.1.0",
-}
-
-
-def host(**changes: Any) -> Host:
-    return Host.model_validate(
-        {
-            "name": "gpu1",
-            "address": "192.0.2.7",
-            "user": "lab",
-            "python": "/opt/vllm/bin/python",
-            "workdir": "/srv/ctl",
-            "output_roots": ["states", "/data", "/data/states"],
-            "gpus": 8,
-            **changes,
-        }
-    )
-
-
-def playbook(**sections: Any) -> Playbook:
-    return Playbook.model_validate(
-        {
-            "schema": 1,
-            "name": "kimi",
-            "origin": "kimi.toml",
-            "model": {"path": "/models/Kimi-K2.5"},
-            "data": {"path": "data/d.jsonl", "max_samples": 10, "max_seq_len": 100},
-            "output": {"path": "/data/states/kimi"},
-            **sections,
-        }
-    )
-
-
-def plan(**sections: Any) -> Plan:
-    return planner.make_plan(host(), playbook(**sections), **GIVEN)
 
 
 def test_a_plan_waits_for_the_lease_only_if_asked_and_bounds_its_log_always() -> None:
@@ -361,52 +321,3 @@ def test_fp8_halves_the_bytes_of_states() -> None:
     assert sizes[0] is not None
     assert sizes[1] is not None
     assert 0.49 < sizes[1] / sizes[0] < 0.51
-
-
-def convert(source: Plan, **options: Any) -> Plan:
-    chosen: dict[str, Any] = {"to": "specforge", "output": None, "stale": "fail", "adopt": False, **options}
-    return planner.make_convert_plan(host(), source, **chosen, **{**GIVEN, "run_id": "20260102-030406-a1b2c3"})
-
-
-def test_a_conversion_owns_a_folder_of_its_own_and_no_gpu() -> None:
-    made = convert(plan())
-    assert check_plan(json.loads(json.dumps(made))) == made
-    assert [step["kind"] for step in made["job"]["steps"]] == ["clear", "exec", "verify"]
-    assert made["job"]["outputs"][0]["path"] == "/data/states/kimi-specforge"
-    assert (made["host"]["accelerator"], made["host"]["gpus"]) == ("cpu", 0)
-    argv = made["job"]["steps"][1]["argv"]
-    assert f"/srv/ctl/runs/{RUN_ID}" in argv
-    assert made["job"]["steps"][2]["argv"] == [*argv, "--verify"]
-
-
-@pytest.mark.parametrize(
-    ("spec", "to", "why"),
-    [
-        ({"store_dtype": "fp8"}, "modelopt", "they are fp8"),
-        ({"format": "specforge", "final_norm": True}, "speculators", "it cannot be undone"),
-        ({"format": "modelopt", "final_norm": True}, "speculators-0.3", "it cannot be undone"),
-    ],
-)
-def test_a_conversion_that_would_lose_something_is_refused_before_anything_is_sent(
-    spec: dict[str, Any], to: str, why: str
-) -> None:
-    source = plan()
-    assert source["extract"] is not None
-    lossy = cast("Plan", {**source, "extract": {**source["extract"], **spec}})
-    with pytest.raises(UsageError) as caught:
-        convert(lossy, to=to)
-    assert caught.value.code == "lossy-conversion"
-    assert why in caught.value.why
-
-
-def test_a_conversion_cannot_overwrite_what_it_reads() -> None:
-    for output in ("/data/states/kimi", "/data/states/kimi/below", "/models/x"):
-        with pytest.raises(ConfigError) as caught:
-            convert(plan(), output=output)
-        assert caught.value.code in ("output-overlaps", "output-outside-roots")
-    with pytest.raises(UsageError, match="already"):
-        convert(plan(), to="speculators")
-    with pytest.raises(UsageError, match="no format"):
-        convert(plan(), to="hdf5")
-    with pytest.raises(UsageError, match="no extraction"):
-        convert(planner.make_command_plan(host(), ["true"], name="t", **GIVEN))

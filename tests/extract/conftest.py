@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support import consumers, faults, reference, releases
 from support.extraction import REPOSITORY, Run, execute, make_run, write_lines
+from support.stubengine import StubEngine
 
 from tools import tiny_models
 
@@ -31,6 +32,13 @@ def columns() -> Iterator[None]:
     sys.path.append(path)
     yield
     sys.path.remove(path)
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[StubEngine]:
+    """The job over a model of vLLM, for what is about supervision, files and races."""
+    with StubEngine() as engine:
+        yield engine
 
 
 @pytest.fixture(scope="session")

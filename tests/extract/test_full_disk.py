@@ -20,12 +20,6 @@ OPTIONS: dict[str, Any] = {"budget": 64, "chunk": 40, "seqs": 6, "preempt": 0.1,
 PROMPT_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def stub() -> Iterator[StubEngine]:
-    with StubEngine() as engine:
-        yield engine
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     with small_disk(tmp_path / "disk", DISK_BYTES) as folder:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ NAMES = {0: "talk-1", 1: "17", 3: None, 4: "\u00fc-4", 5: None, 6: "long-6"}
 """By index, as the records below should be called; the record of index 2 is refused."""
 
 STEPS: dict[str, Any] = {"budget": 64, "chunk": 40, "seqs": 6}
-
-
-@pytest.fixture(scope="module")
-def stub() -> Iterator[StubEngine]:
-    with StubEngine() as engine:
-        yield engine
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,6 @@ INDEXES = [0, *range(2, len(LENGTHS) + 1)]
 
 SEEDS = 10
 ROUNDS = {"budget": 64, "chunk": 40, "seqs": 6, "preempt": 0.15}
-
-
-@pytest.fixture(scope="module")
-def stub() -> Iterator[StubEngine]:
-    with StubEngine() as engine:
-        yield engine
 
 
 @pytest.fixture

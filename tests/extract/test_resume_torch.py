@@ -6,7 +6,6 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,6 @@ LENGTHS = [100, 40, 300, 1, 77, 17, 130, 64] * 2
 ROUNDS: dict[str, Any] = {"budget": 64, "chunk": 40, "seqs": 6, "preempt": 0.15}
 FORMATS = [("speculators-0.3", {}), ("specforge", {"final_norm": True}), ("modelopt", {"buffer_bytes": 1 << 20})]
 """With the smaller buffers the longest samples are streamed, and lie on the disk in parts until they are whole."""
-
-
-@pytest.fixture(scope="module")
-def stub() -> Iterator[StubEngine]:
-    with StubEngine() as engine:
-        yield engine
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,6 @@ except output.ConfigError as error:
 """
 RACERS = 6
 RACE_TIMEOUT_S = 120.0
-
-
-@pytest.fixture(scope="module")
-def stub() -> Iterator[StubEngine]:
-    with StubEngine() as engine:
-        yield engine
 
 
 @pytest.fixture

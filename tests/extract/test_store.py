@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import itertools
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 from support.disk import fill, small_disk
 from support.extraction import REPOSITORY
@@ -27,7 +22,6 @@ from support.extraction import REPOSITORY
 from remote_payload.extract import resume, spill
 from remote_payload.extract.format_safetensors import SPECULATORS
 from remote_payload.extract.formats import Format, SampleData, Sink, publish
-from remote_payload.extract.pool import ALIGNMENT, BufferPool
 from remote_payload.extract.statistics import measure, summarize_states
 from remote_payload.extract.store import SampleStore
 from remote_payload.host.files import read_lines
@@ -36,6 +30,7 @@ from remote_payload.host.journal import Journal
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HIDDEN = 6
+ROW = 2 * HIDDEN * 4
 
 
 def make_store(
@@ -216,70 +211,6 @@ def test_a_file_has_its_name_only_when_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_the_pool_waits_for_writers_only() -> None:
-    pool = BufferPool(100)
-    assert pool.acquire(80, lambda: None) == 0
-    assert pool.acquire(80, lambda: None) is None  # nobody is writing: waiting would be for ever
-    pool.writing()
-    entered: list[int | None] = []
-    waiter = threading.Thread(target=lambda: entered.append(pool.acquire(80, lambda: None)), daemon=True)
-    waiter.start()
-    waiter.join(0.2)
-    assert not entered
-    pool.release(0, written=True)
-    waiter.join(10)
-    assert entered == [0]
-    assert pool.peak == 80
-
-
-def test_the_pool_gives_up_on_a_disk_that_is_too_slow() -> None:
-    pool = BufferPool(100)
-    pool.acquire(80, lambda: None)
-    pool.writing()
-    assert pool.acquire(80, lambda: None, wait_s=0.1) is None
-
-
-def test_the_pool_raises_what_the_check_finds() -> None:
-    pool = BufferPool(100)
-    pool.acquire(80, lambda: None)
-    pool.writing()
-
-    def check() -> None:
-        raise OSError("broken")
-
-    with pytest.raises(OSError, match="broken"):
-        pool.acquire(80, check)
-
-
-def test_holes_become_one_again_whatever_the_order() -> None:
-    pool = BufferPool(64)
-    for order in itertools.permutations(range(4)):
-        places = [pool.acquire(16, lambda: None) for _ in range(4)]
-        assert places == [0, 16, 32, 48]
-        for number in order:
-            pool.release(number * 16, written=False)
-    assert pool.acquire(64, lambda: None) == 0
-
-
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 9)), max_size=60))
-def test_no_two_buffers_share_a_byte(steps: list[tuple[int, int]]) -> None:
-    pool, taken = BufferPool(128), dict[int, int]()
-    for size, turn in steps:
-        place = pool.acquire(size, lambda: None)
-        if place is not None:
-            assert place % ALIGNMENT == 0
-            assert place + size <= 128
-            assert all(place + size <= other or other + length <= place for other, length in taken.items())
-            taken[place] = size
-        elif taken:
-            victim = sorted(taken)[turn % len(taken)]
-            pool.release(victim, written=False)
-            del taken[victim]
-    for place in taken:
-        pool.release(place, written=False)
-    assert pool.acquire(128, lambda: None) == 0
-
-
 def test_buffers_are_ranges_of_one_piece_of_memory(tmp_path: Path) -> None:
     """Pinned memory is got once; a buffer that is given back is used again, and its neighbours are untouched."""
     store = make_store(tmp_path, buffer_bytes=16 * ROW)
@@ -300,17 +231,6 @@ def test_buffers_are_ranges_of_one_piece_of_memory(tmp_path: Path) -> None:
     assert three.hidden.data_ptr() == one.hidden.data_ptr()
     three.hidden.fill_(3)
     assert two.hidden.eq(2).all()
-
-
-def test_other_errors_than_a_full_disk_are_raised_at_once() -> None:
-    def fail() -> None:
-        raise PermissionError(errno.EACCES, "denied")
-
-    with pytest.raises(PermissionError):
-        BufferPool(1).patiently(fail)
-
-
-ROW = 2 * HIDDEN * 4
 
 
 def fill_sample(store: SampleStore, tokens: int, index: int = 0) -> torch.Tensor:

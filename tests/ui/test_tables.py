@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from typing import Any
-
-from rich.console import Console
+from support.printed import SUMMARY, Paper
 from support.recorded import RUN, failing, view_of
 
 from controller.core.errors import HostKeyError
@@ -25,24 +22,6 @@ from controller.ui.tables import (
 EVIL = "\x1b[2J[red]x[/red]\x07"
 
 
-class Paper:
-    """A console of 80 columns that is no terminal, and what was written on it."""
-
-    def __init__(self, encoding: str = "utf-8") -> None:
-        self._raw = io.BytesIO()
-        self._encoding = encoding
-        file = io.TextIOWrapper(self._raw, encoding=encoding, write_through=True)
-        self.console = Console(file=file, width=80, highlight=False)
-
-    @property
-    def text(self) -> str:
-        return self._raw.getvalue().decode(self._encoding)
-
-    @property
-    def lines(self) -> list[str]:
-        return [line.rstrip() for line in self.text.splitlines()]
-
-
 FINDINGS = [
     FindingView(level="ok", code="gpus-free", what="8 GPUs are free", why="not shown", fix="not shown"),
     FindingView(
@@ -50,28 +29,6 @@ FINDINGS = [
     ),
     FindingView(level="fail", code="disk", what="too little room", why="12 GiB free", fix="choose another path " * 9),
 ]
-
-SUMMARY: dict[str, Any] = {
-    "schema_version": 1,
-    "run_id": RUN,
-    "end_reason": "verify-failed",
-    "hosts": ["gpu-host-1"],
-    "samples": {"expected": 1000, "written": 990, "skipped": 2, "failed": 1, "missing": [4, 5, 6, 7, 8, 9, 10]},
-    "tokens": 730_000,
-    "bytes": 41 * 2**30,
-    "tokens_per_s": 5371.2,
-    "bytes_per_s": 3e8,
-    "shape": {"hidden": 7168, "states": 4, "dtype": "bfloat16"},
-    "format": "speculators",
-    "model": "/models/Kimi-K2.5",
-    "num_layers": 61,
-    "timings": {"push_s": 0.52, "load_s": 511.8},
-    "gpus_clean": "unknown",
-    "states": [
-        {"boundary": 2, "norm_mean": 12.31, "norm_max": 88.1, "nan": 0, "inf": 0, "zero_rows": 0},
-        {"boundary": 61, "norm_mean": None, "norm_max": 1880.4, "nan": 3, "inf": 0, "zero_rows": 0},
-    ],
-}
 
 
 def test_findings_explain_only_what_is_not_right() -> None:
@@ -135,71 +92,6 @@ def test_a_clear_list_says_what_will_happen_to_how_much() -> None:
     moved = Paper()
     print_clear_list(moved.console, "gpu1", [{**output, "stale": "quarantine", "entries": 1, "adopt": False}])
     assert moved.lines == ["/data/out", "  1 entry, 17.0 GiB, on host gpu1: will be moved aside"]
-
-
-def test_a_summary_shows_the_proof() -> None:
-    paper = Paper()
-    print_summary(paper.console, SUMMARY)
-    head = f"✗ run {RUN} on gpu-host-1: ended, but its output is not what"
-    assert paper.lines[0].startswith(head)
-    assert "990 of 1,000 written, 2 skipped, 1 failed, 7 missing" in paper.text
-    assert "730,000 tokens, 41.0 GiB; 5,371 tokens/s, 286 MiB/s" in paper.text
-    assert "tokens x 4 x 7168, bfloat16, speculators" in paper.text
-    assert "push 0.5 s, load 8 min 32 s" in paper.text
-    assert "not known whether the host is clean" in paper.text
-    (row,) = [line for line in paper.lines if line.startswith("  61")]
-    assert row.split() == ["61", "-", "1880", "3", "0", "0"]
-
-
-def test_a_summary_says_what_was_proved_about_the_states() -> None:
-    paper = Paper()
-    rehearsal = {"layers": [0, 1, 2], "weights": "cut", "not_proven": ["memory at full depth"]}
-    note = "no prompt could be cut"
-    canary = {"enabled": True, **{when: {"figures": {}, "notes": [note]} for when in ("start", "end")}}
-    print_summary(paper.console, {**SUMMARY, "rehearsal": rehearsal, "canary": canary, "repairs": ["cpu-rotary"]})
-    assert "layers 0 1 2 with cut weights; not proven: memory at full depth" in paper.text
-    assert f"passed at the start and the end; {note}" in paper.text
-    assert paper.text.count(note) == 1
-    assert "cpu-rotary" in paper.text
-    off = Paper()
-    print_summary(off.console, {**SUMMARY, "canary": {"enabled": False}})
-    assert "switched off: nothing proves" in off.text
-
-
-def test_a_summary_says_why_records_were_skipped_and_how_to_go_on() -> None:
-    paper = Paper()
-    print_summary(paper.console, {**SUMMARY, "kind": "extract", "skipped": {"not-json": 1, "no-text": 1}})
-    assert "2 skipped (not-json 1, no-text 1)" in paper.text
-    assert "`--stale resume` keeps what is written" in paper.text
-    whole = Paper()
-    timings = {"rehearse_s": 0.4, "load_s": 9.0}
-    print_summary(whole.console, {**SUMMARY, "kind": "extract", "end_reason": "succeeded", "timings": timings})
-    assert "--stale resume" not in whole.text
-    assert "rehearse" not in whole.text, "nothing was rehearsed"
-
-
-def test_a_summary_shows_lengths_shares_and_what_is_missing() -> None:
-    paper = Paper()
-    summary = {
-        **SUMMARY,
-        "missing": [3, 7, 8, 9, *range(100, 160, 2)],
-        "token_lengths": [{"up_to": 64, "samples": 0}, {"up_to": 256, "samples": 900}, {"up_to": None, "samples": 2}],
-        "ranks": [{"rank": 0, "files": 496, "bytes": 2**30}, {"rank": 1, "files": 494, "bytes": 2**30}],
-        "kept": {"files": 40, "bytes": 2**20},
-    }
-    print_summary(paper.console, summary)
-    words = " ".join(paper.text.split())
-    for shown in (
-        "missing 3, 7-9, 100, 102", "and 20 more", "900 up to 256 tokens, 2 longer",
-        "0: 496 (1.00 GiB), 1: 494 (1.00 GiB)", "40 of an earlier run, 1.00 MiB",
-    ):  # fmt: skip
-        assert shown in words
-
-
-def test_the_summary_of_another_kind_of_run_needs_no_samples() -> None:
-    paper = Paper()
-    print_summary(paper.console, {"run_id": RUN, "end_reason": "succeeded", "gpus_clean": True})
-    assert paper.lines == [f"✓ run {RUN}: succeeded", "  after       host left clean"]
 
 
 def test_ps_lists_the_newest_first() -> None:

@@ -1,0 +1,62 @@
+"""What a conversion of a run's samples owns, and what it refuses before anything is sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import pytest
+from support.plans import GIVEN, RUN_ID, host, plan
+
+from controller.core import planner
+from controller.core.errors import ConfigError, UsageError
+from remote_payload.host.protocol import Plan, check_plan
+
+
+def convert(source: Plan, **options: Any) -> Plan:
+    chosen: dict[str, Any] = {"to": "specforge", "output": None, "stale": "fail", "adopt": False, **options}
+    return planner.make_convert_plan(host(), source, **chosen, **{**GIVEN, "run_id": "20260102-030406-a1b2c3"})
+
+
+def test_a_conversion_owns_a_folder_of_its_own_and_no_gpu() -> None:
+    made = convert(plan())
+    assert check_plan(json.loads(json.dumps(made))) == made
+    assert [step["kind"] for step in made["job"]["steps"]] == ["clear", "exec", "verify"]
+    assert made["job"]["outputs"][0]["path"] == "/data/states/kimi-specforge"
+    assert (made["host"]["accelerator"], made["host"]["gpus"]) == ("cpu", 0)
+    argv = made["job"]["steps"][1]["argv"]
+    assert f"/srv/ctl/runs/{RUN_ID}" in argv
+    assert made["job"]["steps"][2]["argv"] == [*argv, "--verify"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "to", "why"),
+    [
+        ({"store_dtype": "fp8"}, "modelopt", "they are fp8"),
+        ({"format": "specforge", "final_norm": True}, "speculators", "it cannot be undone"),
+        ({"format": "modelopt", "final_norm": True}, "speculators-0.3", "it cannot be undone"),
+    ],
+)
+def test_a_conversion_that_would_lose_something_is_refused_before_anything_is_sent(
+    spec: dict[str, Any], to: str, why: str
+) -> None:
+    source = plan()
+    assert source["extract"] is not None
+    lossy = cast("Plan", {**source, "extract": {**source["extract"], **spec}})
+    with pytest.raises(UsageError) as caught:
+        convert(lossy, to=to)
+    assert caught.value.code == "lossy-conversion"
+    assert why in caught.value.why
+
+
+def test_a_conversion_cannot_overwrite_what_it_reads() -> None:
+    for output in ("/data/states/kimi", "/data/states/kimi/below", "/models/x"):
+        with pytest.raises(ConfigError) as caught:
+            convert(plan(), output=output)
+        assert caught.value.code in ("output-overlaps", "output-outside-roots")
+    with pytest.raises(UsageError, match="already"):
+        convert(plan(), to="speculators")
+    with pytest.raises(UsageError, match="no format"):
+        convert(plan(), to="hdf5")
+    with pytest.raises(UsageError, match="no extraction"):
+        convert(planner.make_command_plan(host(), ["true"], name="t", **GIVEN))

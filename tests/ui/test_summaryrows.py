@@ -1,0 +1,73 @@
+"""What the summary of a run says in a terminal."""
+
+from __future__ import annotations
+
+from support.printed import SUMMARY, Paper
+from support.recorded import RUN
+
+from controller.ui.tables import print_summary
+
+
+def test_a_summary_shows_the_proof() -> None:
+    paper = Paper()
+    print_summary(paper.console, SUMMARY)
+    head = f"✗ run {RUN} on gpu-host-1: ended, but its output is not what"
+    assert paper.lines[0].startswith(head)
+    assert "990 of 1,000 written, 2 skipped, 1 failed, 7 missing" in paper.text
+    assert "730,000 tokens, 41.0 GiB; 5,371 tokens/s, 286 MiB/s" in paper.text
+    assert "tokens x 4 x 7168, bfloat16, speculators" in paper.text
+    assert "push 0.5 s, load 8 min 32 s" in paper.text
+    assert "not known whether the host is clean" in paper.text
+    (row,) = [line for line in paper.lines if line.startswith("  61")]
+    assert row.split() == ["61", "-", "1880", "3", "0", "0"]
+
+
+def test_a_summary_says_what_was_proved_about_the_states() -> None:
+    paper = Paper()
+    rehearsal = {"layers": [0, 1, 2], "weights": "cut", "not_proven": ["memory at full depth"]}
+    note = "no prompt could be cut"
+    canary = {"enabled": True, **{when: {"figures": {}, "notes": [note]} for when in ("start", "end")}}
+    print_summary(paper.console, {**SUMMARY, "rehearsal": rehearsal, "canary": canary, "repairs": ["cpu-rotary"]})
+    assert "layers 0 1 2 with cut weights; not proven: memory at full depth" in paper.text
+    assert f"passed at the start and the end; {note}" in paper.text
+    assert paper.text.count(note) == 1
+    assert "cpu-rotary" in paper.text
+    off = Paper()
+    print_summary(off.console, {**SUMMARY, "canary": {"enabled": False}})
+    assert "switched off: nothing proves" in off.text
+
+
+def test_a_summary_says_why_records_were_skipped_and_how_to_go_on() -> None:
+    paper = Paper()
+    print_summary(paper.console, {**SUMMARY, "kind": "extract", "skipped": {"not-json": 1, "no-text": 1}})
+    assert "2 skipped (not-json 1, no-text 1)" in paper.text
+    assert "`--stale resume` keeps what is written" in paper.text
+    whole = Paper()
+    timings = {"rehearse_s": 0.4, "load_s": 9.0}
+    print_summary(whole.console, {**SUMMARY, "kind": "extract", "end_reason": "succeeded", "timings": timings})
+    assert "--stale resume" not in whole.text
+    assert "rehearse" not in whole.text, "nothing was rehearsed"
+
+
+def test_a_summary_shows_lengths_shares_and_what_is_missing() -> None:
+    paper = Paper()
+    summary = {
+        **SUMMARY,
+        "missing": [3, 7, 8, 9, *range(100, 160, 2)],
+        "token_lengths": [{"up_to": 64, "samples": 0}, {"up_to": 256, "samples": 900}, {"up_to": None, "samples": 2}],
+        "ranks": [{"rank": 0, "files": 496, "bytes": 2**30}, {"rank": 1, "files": 494, "bytes": 2**30}],
+        "kept": {"files": 40, "bytes": 2**20},
+    }
+    print_summary(paper.console, summary)
+    words = " ".join(paper.text.split())
+    for shown in (
+        "missing 3, 7-9, 100, 102", "and 20 more", "900 up to 256 tokens, 2 longer",
+        "0: 496 (1.00 GiB), 1: 494 (1.00 GiB)", "40 of an earlier run, 1.00 MiB",
+    ):  # fmt: skip
+        assert shown in words
+
+
+def test_the_summary_of_another_kind_of_run_needs_no_samples() -> None:
+    paper = Paper()
+    print_summary(paper.console, {"run_id": RUN, "end_reason": "succeeded", "gpus_clean": True})
+    assert paper.lines == [f"✓ run {RUN}: succeeded", "  after       host left clean"]
