@@ -204,11 +204,10 @@ def _who(record: Mapping[str, Any], report: Mapping[str, Any]) -> str:
 
 
 def _how_to_end(record: Mapping[str, Any], report: Mapping[str, Any]) -> str:
-    if record["run_id"]:
-        run = record["run_id"]
-        return f"wait for it with `ctl attach {run}`; only if nobody wants it any more: `ctl stop {run}`"
     if record["owner"] is None:
         return f"on the host: `sudo nvidia-smi`, `docker ps`; look for pid {record['pid']}"
-    if record["uid"] == report["uid"]:
-        return f"on the host: `kill {record['pid']}`"
-    return f"ask {record['owner']}, or wait; on the host: `ps -fp {record['pid']}`"
+    if record["uid"] != report["uid"]:
+        return f"ask {record['owner']}, or wait; on the host: `ps -fp {record['pid']}`"
+    if run := record["run_id"]:
+        return f"wait for it with `ctl attach {run}`; only if nobody wants it any more: `ctl stop {run}`"
+    return f"on the host: `kill {record['pid']}`"

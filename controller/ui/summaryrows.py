@@ -27,7 +27,8 @@ def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
                 told = ", ".join(f"{clean(code)} {count_text(number)}" for code, number in reasons.items())
                 line.append(f" ({told})", style="yellow")
         yield "samples", line
-        if summary.get("kind") == "extract" and summary.get("end_reason") != EndReason.SUCCEEDED.value:
+        unfinished = summary.get("kind") == "extract" and summary.get("end_reason") != EndReason.SUCCEEDED.value
+        if unfinished and samples.get("written"):
             yield "go on", Text("the same command with `--stale resume` keeps what is written and adds the rest")
         if summary.get("missing"):
             yield "missing", Text(_index_ranges(summary["missing"]), style="bold red")

@@ -65,8 +65,11 @@ class BufferPool:
         """Take `size` bytes; return where they begin, None if there is no room and waiting is no use.
 
         Half-filled samples hold buffers until later steps complete them, so waiting is right only while a writer is
-        about to free one. `check` runs about once a second meanwhile and may raise.
+        about to free one. `check` runs about once a second meanwhile and may raise. Raises ValueError for no bytes:
+        two such buffers would begin at one place.
         """
+        if size <= 0:
+            raise ValueError(f"a buffer of {size} bytes")
         size = -(-size // ALIGNMENT) * ALIGNMENT
         deadline = time.monotonic() + wait_s
         with self._changed:

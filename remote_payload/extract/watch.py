@@ -71,6 +71,7 @@ class EngineWatch:
             pass  # what an earlier process of this run said
         self._processes: dict[Key, str] = {}
         self._found: _Found | None = None
+        self._unreadable = False
         self._open = False
         self._looking = threading.Lock()
         self._stop = threading.Event()
@@ -160,13 +161,24 @@ class EngineWatch:
     def _find(self) -> None:
         if self._found is not None:
             return
-        raised = [told(event) for event in self._tail.read() if event.get("type") == "exception"]
+        raised = [told(event) for event in self._events() if event.get("type") == "exception"]
         dead = self._dead()
         if raised:  # whoever reports an error may be gone already, and take others along
             self._found = _Found(what=raised[0], at=time.monotonic(), died=False)
         elif dead:
             what = f"the process of {dead[0]} is gone: it was killed, or ended without a word"
             self._found = _Found(what=what, at=time.monotonic(), died=True)
+
+    def _events(self) -> list[dict[str, Any]]:
+        """Return what the ranks' event files grew by; where they cannot be read, the processes are still watched."""
+        found: list[dict[str, Any]] = []
+        try:
+            found = list(self._tail.read())
+        except OSError as error:
+            if not self._unreadable:
+                print(f"ctl: the ranks' events cannot be read: {error}", file=sys.stderr, flush=True)
+            self._unreadable = True
+        return found
 
     def _dead(self) -> list[str]:
         """Return the names of the watched processes that have ended, workers before the core that they take along."""
@@ -184,6 +196,10 @@ class EngineWatch:
     def _end(self, what: str) -> None:
         print("ctl: the driver does not leave vLLM; its threads:", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(sys.stderr)
+        # A dead disk must not keep what follows from its end.
+        last = threading.Timer(LAST_S, os._exit, (1,))
+        last.daemon = True
+        last.start()
         try:
             self._give_up(EngineLostError(what))
             self.kill_left()

@@ -83,3 +83,8 @@ def test_other_errors_than_a_full_disk_are_raised_at_once() -> None:
 
     with pytest.raises(PermissionError):
         BufferPool(1).patiently(fail)
+
+
+def test_a_buffer_of_no_bytes_is_refused() -> None:
+    with pytest.raises(ValueError, match="of 0 bytes"):
+        BufferPool(64).acquire(0, lambda: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import signal
@@ -21,6 +22,7 @@ from remote_payload.extract import watch
 from remote_payload.extract.canary import Finding
 from remote_payload.extract.canary_run import CanaryError
 from remote_payload.extract.errors import ExceptionReporter
+from remote_payload.extract.progress import LedgerTail
 from remote_payload.extract.watch import EngineLostError, EngineWatch
 from remote_payload.host.journal import EventWriter
 
@@ -96,6 +98,23 @@ def test_a_killed_process_ends_the_wait(tmp_path: Path, worker: subprocess.Popen
     with pytest.raises(EngineLostError, match=rf"the process of rank 0 \(pid {worker.pid}\) is gone"):
         watched(guard, lambda: guard.ranks([worker.pid]), worker.kill, WAITS[wait])
     assert time.monotonic() - started < SOON_S
+
+
+def test_events_that_cannot_be_read_leave_the_processes_to_watch(
+    tmp_path: Path,
+    worker: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    guard = watching(tmp_path)
+
+    def read(self: LedgerTail) -> Iterator[dict[str, Any]]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(LedgerTail, "read", read)
+    with pytest.raises(EngineLostError, match="the process of rank 0"):
+        watched(guard, lambda: guard.ranks([worker.pid]), worker.kill, WAITS["sleep"])
+    assert capsys.readouterr().err.count("Input/output error") == 1
 
 
 def test_the_core_between_a_rank_and_the_driver_is_watched_too(tmp_path: Path) -> None:
@@ -180,17 +199,16 @@ def test_a_sound_engine_is_left_alone(tmp_path: Path, raises: Callable[[], None]
     assert signal.getsignal(watch.SIGNAL) == before
 
 
-def test_a_driver_that_swallows_the_error_is_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["", "    time.sleep(600)  # as on a disk that is dead\n"])
+def test_a_driver_that_swallows_the_error_is_ended(tmp_path: Path, then: str) -> None:
     source = f"""
 import contextlib, threading, time
 from remote_payload.extract import watch
-from remote_payload.extract.canary import Finding
-from remote_payload.extract.canary_run import CanaryError
 from remote_payload.host.journal import EventWriter
 watch.LOOK_S, watch.GRACE_S, watch.LAST_S = 0.05, 0.1, 0.5
 def give_up(error):
     print("recorded:", error, flush=True)
-with watch.EngineWatch({str(tmp_path)!r}, give_up):
+{then}with watch.EngineWatch({str(tmp_path)!r}, give_up):
     events = EventWriter({str(tmp_path)!r}, "rank-0", "20260102-030405-abcdef", "here")
     events.emit("exception", rank=0, exc_type="OSError", message="gone", traceback="", where="load_model")
     while True:
