@@ -93,6 +93,27 @@ def gpu_state() -> dict[str, Any]:
     }
 
 
+def gpu_mib_below(ancestor: int) -> int:
+    """Return the GPU memory in MiB that a process and its descendants use."""
+    total = 0
+    for line in _smi("--query-compute-apps=pid,used_memory"):
+        pid, used = line.split(",")
+        if ancestor in _ancestry(int(pid)):
+            total += int(used)
+    return total
+
+
+def _ancestry(pid: int) -> list[int]:
+    found = []
+    while pid > 1:
+        found.append(pid)
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except FileNotFoundError:
+            break  # it ended in between
+    return found
+
+
 def _smi(query: str) -> list[str]:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     done = subprocess.run(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import DATA, HOST_ENV, OUT, write_result
-from fast import WARM_UP, Capturing, add_engine_options, time_generate
+from engines import WARM_UP, Capturing, add_engine_options, time_generate
 
 WORKER = "variants.VariantWorker"
 ROUNDS = ("", "nowrite", "nomeasure", "")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import DATA, HOST_ENV, MODELS, print_table, write_result
-from fast import WARM_UP, Capturing, add_engine_options, boundaries, time_generate
+from engines import WARM_UP, Capturing, add_engine_options, boundaries, time_generate
 from variants import resident_bytes
 
 STATISTICS_BYTES = 4 * 4  # fp32, of each state of a token

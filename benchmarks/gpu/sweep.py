@@ -1,4 +1,4 @@
-"""Which engine arguments are fast: one engine each, the same prompts with and without capture.
+"""Which engine arguments are fast: one engine each, the same prompts with and without capture, in turns on one GPU.
 
 python sweep.py [--model qwen3-8b] [--tp 1] [--only base,seqs=64]
 """
@@ -8,15 +8,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-from bench import DATA, HOST_ENV, MODELS, print_table, run_child, write_result
-from fast import WARM_UP, Capturing, add_engine_options, time_generate
+from bench import DATA, HOST_ENV, MODELS, NO_FUSED_ALLREDUCE, print_table, write_result
+from engines import WARM_UP, Capturing, add_engine_options, time_generate
 from flops import prefill_flops
+from together import Child, serve_rounds, take_turns
 
+GRAPHS = json.dumps({"compilation_config": {**NO_FUSED_ALLREDUCE, "cudagraph_mode": "FULL_AND_PIECEWISE"}})
 CHOICES: dict[str, list[str]] = {
     "base": [],  # compiled, 16,384 tokens and 256 sequences a step
     "tokens=4096": ["--batched-tokens", "4096"],
@@ -25,57 +26,78 @@ CHOICES: dict[str, list[str]] = {
     "seqs=64": ["--seqs", "64"],
     "seqs=1024": ["--seqs", "1024"],
     "no-async": ["--engine", '{"async_scheduling": false}'],
+    "graphs": ["--engine", GRAPHS],
     "expert-parallel": ["--engine", '{"enable_expert_parallel": true}'],
-    "eager": ["--eager"],
 }
 PROMPTS = 320
-LIMIT_S = 180.0
+ROUNDS = 2
+AT_ONCE = 4  # each takes up to 35 GB of the GPU
 
 
 def child(arguments: argparse.Namespace) -> int:
     prompts = [json.loads(line)["input_ids"] for line in (DATA / arguments.prompts).open()][:PROMPTS]
-    output = Path(arguments.output) / "sweep"
+    output = Path(arguments.output) / f"sweep-{os.getpid()}"
     output.mkdir(parents=True, exist_ok=True)
-    extraction = Capturing(arguments, arguments.eager, prompts, output)
+    extraction = Capturing(arguments, False, prompts, output)
     extraction.capture(WARM_UP)
     time_generate(extraction.llm, prompts[:WARM_UP], lambda: None)
-    plain, ours = time_generate(extraction.llm, prompts, lambda: None), sum(extraction.capture(len(prompts)))
-    tokens = sum(map(len, prompts))
-    config = json.loads((MODELS / arguments.model / "config.json").read_text())
-    result = {
-        "path": extraction.path, "tokens": tokens, "uncaptured_tokens_per_s": round(tokens / plain),
-        "ours_tokens_per_s": round(tokens / ours), "ratio": round(plain / ours, 4),
-        "model_tflops": round(prefill_flops(config, prompts) / ours / 1e12, 1),
-    }  # fmt: skip
-    print("RESULT", json.dumps(result), flush=True)
-    shutil.rmtree(output)
+
+    def round_() -> dict[str, Any]:
+        uncaptured = time_generate(extraction.llm, prompts, lambda: None)
+        ours = sum(extraction.capture(len(prompts)))
+        for file in output.rglob("*.safetensors"):
+            file.unlink()
+        return {"uncaptured_s": round(uncaptured, 3), "ours_s": round(ours, 3)}
+
+    serve_rounds({"path": extraction.path}, round_)
     return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add_engine_options(parser)
-    parser.add_argument("--eager", action="store_true")
     parser.add_argument("--only", default=",".join(name for name in CHOICES if name != "expert-parallel"))
-    parser.add_argument("--child", action="store_true", help="run one engine in this process")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="engines that share the GPU")
+    parser.add_argument("--child", action="store_true", help="serve one engine in this process")
     arguments = parser.parse_args()
     os.environ.update(HOST_ENV)
     if arguments.child:
         return child(arguments)
-    part, rows = f"sweep-{arguments.model}-tp{arguments.tp}", list[dict[str, Any]]()
-    common = ["--model", arguments.model, "--tp", str(arguments.tp), "--output", arguments.output]
-    for name in arguments.only.split(","):
-        ended = run_child(
-            [sys.executable, __file__, *common, *CHOICES[name], "--child"], name=f"{part}-{name}", limit_s=LIMIT_S
-        )
-        lines = ended.log.read_text(errors="replace").splitlines()
-        found = [json.loads(line.removeprefix("RESULT ")) for line in lines if line.startswith("RESULT ")]
-        rows.append({"choice": name, **(found[0] if found else {"failed": ended.code}), "wall_s": ended.seconds})
-        print(json.dumps(rows[-1]), flush=True)
-        write_result(part, {"command": " ".join(sys.argv), "rows": rows})
-    keys = ("choice", "path", "uncaptured_tokens_per_s", "ours_tokens_per_s", "ratio", "model_tflops")
-    print_table(f"Sweep, {arguments.model}, TP={arguments.tp}", [{k: row.get(k, "") for k in keys} for row in rows])
-    return 0 if all("failed" not in row for row in rows) else 1
+    part, done = f"sweep-{arguments.model}-tp{arguments.tp}", list[dict[str, Any]]()
+    prompts = [json.loads(line)["input_ids"] for line in (DATA / arguments.prompts).open()][:PROMPTS]
+    tokens = sum(map(len, prompts))
+    operations = prefill_flops(json.loads((MODELS / arguments.model / "config.json").read_text()), prompts)
+
+    def rows(children: list[Child]) -> list[dict[str, Any]]:
+        found = []
+        for child in children:
+            row: dict[str, Any] = {"choice": child.name, **child.facts, "rounds": child.rounds}
+            if child.rounds:
+                uncaptured, ours = (
+                    sum(r[key] for r in child.rounds) / len(child.rounds) for key in ("uncaptured_s", "ours_s")
+                )
+                row |= {
+                    "uncaptured_tokens_per_s": round(tokens / uncaptured), "ours_tokens_per_s": round(tokens / ours),
+                    "ratio": round(uncaptured / ours, 4), "model_tflops": round(operations / ours / 1e12, 1),
+                }  # fmt: skip
+            found.append({**row, **({"failed": child.error} if child.error else {})})
+        return found
+
+    def keep(now: list[dict[str, Any]]) -> None:
+        write_result(part, {"command": " ".join(sys.argv), "tokens": tokens, "rows": done + now})
+
+    chosen = arguments.only.split(",")
+    for first in range(0, len(chosen), arguments.at_once):
+        argvs = {
+            name: [sys.executable, __file__, *sys.argv[1:], *CHOICES[name], "--child"]
+            for name in chosen[first : first + arguments.at_once]
+        }
+        children = take_turns(argvs, part=part, rounds=ROUNDS, after=lambda children: keep(rows(children)))
+        done += rows(children)
+        keep([])
+    keys = ("choice", "path", "uncaptured_tokens_per_s", "ours_tokens_per_s", "ratio", "model_tflops", "gpu_mib")
+    print_table(f"Sweep, {arguments.model}, TP={arguments.tp}", [{k: row.get(k, "") for k in keys} for row in done])
+    return 0 if all("failed" not in row for row in done) else 1
 
 
 if __name__ == "__main__":
