@@ -18,7 +18,7 @@ ROOT = Path(os.environ.get("BENCH_ROOT", "/tmp/ctl-gpu"))  # noqa: S108 - a mach
 OUT = Path(os.environ.get("OUT", str(ROOT / "out")))
 MODELS = ROOT / "models"
 DATA = ROOT / "data"
-MEMORY = Path("/dev/shm/ctl-gpu")  # noqa: S108 - outputs whose speed the disk must not decide
+MEMORY = Path(os.environ.get("BENCH_MEMORY", "/dev/shm/ctl-gpu"))  # noqa: S108 - outputs not slowed by a disk
 
 QUERY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 20.0

@@ -11,6 +11,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
 carried=${CTL_CARRIED:-$(dirname "$repo")} # ssh/ and ctlsite/ of tools.tgz
 export BENCH_ROOT=${BENCH_ROOT:-/tmp/ctl-gpu} OUT=${OUT:-/tmp/ctl-gpu/out} PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
+export BENCH_MEMORY=${BENCH_MEMORY:-/dev/shm/ctl-gpu} # of this call alone, where several run side by side
 part_limit_s=${PART_LIMIT_S:-300}
 mkdir -p "$OUT" "$BENCH_ROOT"
 cd "$repo" # `python -m` looks in the current folder first: another checkout there would be measured instead
@@ -44,7 +45,7 @@ for part in "$@"; do
   started=$SECONDS
   timeout -k 60 "$part_limit_s" python3 "$here/$name.py" "${arguments[@]}" || { status=1; echo "== $part FAILED"; }
   echo "== $part took $((SECONDS - started)) s"
-  rm -rf /dev/shm/ctl-gpu
+  rm -rf "$BENCH_MEMORY"
 done
 tar -C "$OUT" -czf "$OUT/logs.tgz" $(cd "$OUT" && ls -d logs runs smi 2>/dev/null)
 rm -rf "$OUT/logs" "$OUT/runs" "$OUT/smi"

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -50,6 +51,8 @@ class Server:
         spec.loader.exec_module(self._client)
 
     def __enter__(self) -> Server:
+        with socket.socket() as free:  # another's server would answer in its place
+            free.bind(("127.0.0.1", PORT))
         self._server = subprocess.Popen(self._argv, start_new_session=True)
         deadline = time.monotonic() + START_LIMIT_S
         while time.monotonic() < deadline:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from bench import HOST_ENV, OUT, STOP_TIMEOUT_S, end_group, gpu_mib_below
@@ -90,6 +91,12 @@ class Child:
         return found
 
     def end(self) -> None:
+        """Close its stdin, at which it leaves its rounds and ends what it started, and kill what is left."""
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it is gone, with a line unread
+            self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_TIMEOUT_S)
         end_group(self._process.pid)
         self._process.wait(STOP_TIMEOUT_S)
 
