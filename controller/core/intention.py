@@ -18,6 +18,7 @@ from controller.core.redaction import redact
 from controller.core.shape import ModelShape, bytes_expected, element_bytes, model_shape, state_count
 from remote_payload.host.layout import Layout
 from remote_payload.host.protocol import Plan, Stale
+from remote_payload.host.titles import TITLE_ENV, title_prefix
 
 SCHEMA_VERSION = 1
 
@@ -95,7 +96,7 @@ def supervisor_env(plan: Plan) -> dict[str, str]:
         "CTL_HOST": plan["host"]["name"],
         "SPT_NOENV": "1",
         "PYTHONUNBUFFERED": "1",
-        "VLLM_PROCESS_NAME_PREFIX": f"ctl-{run_id}",
+        TITLE_ENV: title_prefix(plan["job"]["kind"], run_id),
     }
 
 

@@ -38,6 +38,7 @@ from remote_payload.extract.settings import CONFIG_KEY, CaptureSettings, load_jo
 from remote_payload.extract.store import Buffer, SampleStore
 from remote_payload.host.journal import EventWriter, Journal
 from remote_payload.host.layers import layer_ids
+from remote_payload.host.titles import TITLE, TITLE_ENV
 
 Base: Any = versions.worker_class(current_platform.is_cpu())
 
@@ -89,6 +90,8 @@ class CaptureWorker(Base):
             self._repaired("cpu-expert-map", "this vLLM's CPU kernel does not know which experts a rank holds")
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
+        # The title is set by now; with the run in it vLLM would find nothing that an earlier run compiled.
+        os.environ[TITLE_ENV] = TITLE
         super().load_model(*args, **kwargs)
         versions.require(self.model_runner, versions.RUNNER, f"the runner {type(self.model_runner).__name__}")
         settings, self._model = self._settings, self.model_runner.get_model()

@@ -12,10 +12,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 from remote_payload.host.liveness import Stat, boot_seconds, read_stat, user_name
 from remote_payload.host.members import RUN_ENV, read_environ, snapshot
 from remote_payload.host.sections import Note
+from remote_payload.host.titles import run_of_title
 
 # vLLM names its processes PREFIX::EngineCore_DP0 and so on; the prefix is "VLLM" unless our own or another is set.
 _TITLE = re.compile(r"\bVLLM::|::(EngineCore|Worker|APIServer|DPCoordinator)")
-_TITLE_OF_RUN = re.compile(r"ctl-([0-9]{8}-[0-9]{6}-[0-9a-f]{6})::")
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
 _PROGRAM = "vllm"
 """The command that vLLM installs, a script of its environment's Python."""
@@ -135,7 +135,7 @@ def _record(pid: int, process: Optional[Process], name: str) -> Dict[str, Any]:
         "command": (" ".join(process.argv) or name or "[%s]" % stat.comm)[:COMMAND_LIMIT],
         "age_s": round(boot_seconds() - stat.start_ticks / os.sysconf("SC_CLK_TCK"), 1),
         "start_ticks": stat.start_ticks,
-        "run_id": (read_environ(pid) or {}).get(RUN_ENV) or _run_by_title(process.argv),
+        "run_id": (read_environ(pid) or {}).get(RUN_ENV) or run_of_title(process.argv),
     }
 
 
@@ -145,12 +145,6 @@ def _parent(ppid: int) -> Optional[str]:
     if parent is None:
         return None
     return (" ".join(_read(parent).argv) or "[%s]" % parent.comm)[:PARENT_LIMIT]
-
-
-def _run_by_title(argv: List[str]) -> Optional[str]:
-    """Return the run that a title names, `ctl-RUN::Worker`: also of processes whose environment is closed to us."""
-    found = _TITLE_OF_RUN.match(argv[0] if argv else "")
-    return found.group(1) if found else None
 
 
 def _family(probe_pid: int, table: Dict[int, Stat]) -> Set[int]:

@@ -22,6 +22,7 @@ from remote_payload.host.liveness import Stat, identity, read_stat
 from remote_payload.host.members import HELPER_ENV, RUN_ENV, Tree, find_descendants, snapshot, stop_members
 from remote_payload.host.protocol import EndReason, ProcessIdentity
 from remote_payload.host.pump import PumpKeeper, write_within
+from remote_payload.host.titles import TITLE_ENV, title_prefix
 from remote_payload.host.uploads import place
 from remote_payload.host.usage import OutputLimit
 from remote_payload.host.watchdog import Watchdog
@@ -97,7 +98,7 @@ def job_environment(plan: Dict[str, Any], workdir: str, secrets: Dict[str, str])
     environ["PYTHONUNBUFFERED"] = "1"
     # setproctitle, which vLLM calls, otherwise overwrites the very memory that /proc/PID/environ shows.
     environ["SPT_NOENV"] = "1"
-    environ["VLLM_PROCESS_NAME_PREFIX"] = "ctl-%s" % run_id
+    environ[TITLE_ENV] = title_prefix(plan["job"]["kind"], run_id)
     environ[RUN_ENV] = run_id
     environ["CTL_RUN_DIR"] = Layout(workdir).run(run_id).folder
     environ["CTL_HOST"] = plan["host"]["name"]

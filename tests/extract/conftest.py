@@ -124,7 +124,9 @@ def qwen_chunked(start: Any) -> Run:
 def qwen_native(start: Any) -> Run:
     """Compiled and native; whole prompts."""
     engine = {"enforce_eager": False, "max_num_batched_tokens": 2048}
-    return start("qwen3-tiny", capture="native", env=COMPILED, engine=engine, canary=True)
+    return start(
+        "qwen3-tiny", capture="native", fault=faults.COMPILE_FACTORS, env=COMPILED, engine=engine, canary=True
+    )
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,15 @@ def test_files_describe_themselves(qwen_native: Run, model: Any) -> None:
 
 
 @pytest.mark.engine
+def test_what_was_compiled_is_found_again_by_the_next_run(qwen_native: Run) -> None:
+    """By its key: nothing in it belongs to this run alone."""
+    factors = json.loads((qwen_native.folder / "compile-factors.json").read_text())
+    assert factors["VLLM_PROCESS_NAME_PREFIX"] == "ctl"
+    here = str(qwen_native.folder.parent)
+    assert [name for name, value in factors.items() if RUN_ID in str(value) or here in str(value)] == []
+
+
+@pytest.mark.engine
 def test_refused_and_cut_records_are_named(qwen_native: Run) -> None:
     records = qwen_native.ledger("driver")
     assert [(r["index"], r["line"], r["skipped"]) for r in records if "skipped" in r] == [

@@ -90,9 +90,17 @@ json.dump(seen, open('env.json', 'w'))
     assert env["CTL_HOST"] == "box"
     assert env["SPT_NOENV"] == env["PYTHONUNBUFFERED"] == env["HF_HUB_OFFLINE"] == "1"
     assert env["PYTHONPATH"] == f"{Layout(str(host.workdir)).payload('0' * 64)}:/from/login"
-    assert env["VLLM_PROCESS_NAME_PREFIX"] == f"ctl-{plan['run_id']}"
     assert "CTL_HELPER" not in env
     assert seen["leads"]
+
+
+@pytest.mark.parametrize("kind", ["extract", "command"])
+def test_titles_name_the_run_but_not_in_a_command(host: HostRun, kind: str) -> None:
+    """vLLM keys its compile cache by them too, and nobody takes the run out of a command's."""
+    code = "import os; open('title', 'w').write(os.environ['VLLM_PROCESS_NAME_PREFIX'])"
+    plan = host.plan(host.python(code), job={"kind": kind})
+    host.run(plan)
+    assert (host.folder / "title").read_text() == {"extract": f"ctl-{plan['run_id']}", "command": "ctl"}[kind]
 
 
 @pytest.mark.parametrize(

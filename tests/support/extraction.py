@@ -79,6 +79,7 @@ def environment(run: Run, **extra: str) -> dict[str, str]:
     """The environment that the supervisor gives to the job."""
     return {
         **os.environ, "CTL_RUN_DIR": str(run.folder), "CTL_RUN_ID": RUN_ID, "CTL_HOST": "here", "SPT_NOENV": "1",
+        "VLLM_PROCESS_NAME_PREFIX": f"ctl-{RUN_ID}",
         "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         # Tiny models gain nothing from threads, and lose much where others use the cores.

@@ -39,6 +39,22 @@ def apply():
     rotary.repair = lambda: False
 """
 
+COMPILE_FACTORS = """
+def apply():
+    # No fault but a witness: what vLLM keys its compile cache by goes into the run folder too.
+    import json, os
+    from pathlib import Path
+    from vllm import envs
+    original = envs.compile_factors
+
+    def noted():
+        factors = original()
+        Path(os.environ["CTL_RUN_DIR"], "compile-factors.json").write_text(json.dumps(factors, default=repr))
+        return factors
+
+    envs.compile_factors = noted
+"""
+
 RENAMED_WORKER_METHOD = """
 def apply():
     # A later vLLM may call it otherwise.
