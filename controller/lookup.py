@@ -47,14 +47,8 @@ def open_run(
         if host is None:
             raise
         return _adopt_run(workspace.runs_dir, run_id, workspace.config.host(host), sinks, ask, pause)
+    refuse_unlaunched(folder)
     local = folder.read("local.json") or {}
-    if local.get("status") in ("planned", "refused"):
-        raise UsageError(
-            f"run {folder.run_id} was never launched",
-            why=f"it was refused or given up before; what was seen is in {folder.path}/events",
-            fix="see `ctl preflight`, then start a new one",
-            code="not-launched",
-        )
     plan, record = load_plan(folder), local.get("host")
     if plan is None or record is None:
         # Its copy was cut off before the plan came, or files were lost here: the host still says what the run is.
@@ -67,6 +61,17 @@ def open_run(
     target = workspace.config.host(host or record["name"])
     transport = open_transport(target, ask=ask, pause=pause)
     return Run(folder, transport, plan["host"], plan["payload"], sinks, afterwards=Afterwards.of(target))
+
+
+def refuse_unlaunched(folder: RunFolder) -> None:
+    """Raise UsageError (`not-launched`) for a run that no host ever had."""
+    if (folder.read("local.json") or {}).get("status") in ("planned", "refused"):
+        raise UsageError(
+            f"run {folder.run_id} was never launched",
+            why=f"it was refused or given up before; what was seen is in {folder.path}/events",
+            fix="see `ctl preflight`, then start a new one",
+            code="not-launched",
+        )
 
 
 def _host_of(workspace: Workspace, run_id: str, unknown: UsageError) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 from controller.core.errors import UsageError
 from controller.core.events import Event
+from controller.core.runview import kind_word
 from controller.core.suggest import nearest
 from controller.history import entries
 from controller.private import private, write_private
@@ -42,6 +43,11 @@ class RunFolder:
     @property
     def run_id(self) -> str:
         return self.path.name
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of its job (see `core.runview.KINDS`), None where its plan is not here."""
+        return ((self.read("plan.json") or {}).get("job") or {}).get("kind")
 
     @property
     def mirror(self) -> Mirror:
@@ -191,8 +197,17 @@ def matching(part: str, run_ids: Iterable[str]) -> list[str]:
     return [run_id for run_id in run_ids if part in run_id]
 
 
-def find_run(runs_dir: Path, run_id: str | None) -> RunFolder:
-    """Return a run by its id or a part that only it has; None means the last one that was launched.
+def last_run(runs_dir: Path, kind: str | None = None) -> RunFolder | None:
+    """Return the run of this folder that was launched last, of any kind of job or of `kind`; None without one."""
+    for run in reversed(list_runs(runs_dir)):
+        launched = (run.read("local.json") or {}).get("status") in ("launched", "unknown")
+        if launched and (kind is None or run.kind == kind):
+            return run
+    return None
+
+
+def find_run(runs_dir: Path, run_id: str | None, *, kind: str | None = None) -> RunFolder:
+    """Return a run by its id or a part that only it has; None means the last one that was launched, of `kind`.
 
     What is not in `runs_dir` is looked up in the history of this workstation. Raises UsageError naming the nearest
     ids.
@@ -200,14 +215,15 @@ def find_run(runs_dir: Path, run_id: str | None) -> RunFolder:
     runs = list_runs(runs_dir)
     remembered = [RunFolder(Path(entry.folder)) for entry in entries() if Path(entry.folder).is_dir()]
     if run_id is None:
-        launched = [run for run in runs if (run.read("local.json") or {}).get("status") in ("launched", "unknown")]
-        if launched:
-            return launched[-1]
+        last = last_run(runs_dir, kind)
+        if last is not None:
+            return last
         # A run of another project is never meant by "the last": it has to be named.
         elsewhere = [f"{run.run_id} ({run.path})" for run in remembered[-3:]]
+        word = "run" if kind is None else kind_word(kind)
         raise UsageError(
-            "there is no run of this folder yet",
-            why=f"no launched run in {runs_dir}" + (f"; elsewhere: {', '.join(elsewhere)}" if elsewhere else ""),
+            f"there is no {word} of this folder yet",
+            why=f"no launched {word} in {runs_dir}" + (f"; elsewhere: {', '.join(elsewhere)}" if elsewhere else ""),
             fix="name a run by its id" if elsewhere else "start one with `ctl extract`",
         )
     known = {run.run_id: run for run in (*remembered, *runs)}

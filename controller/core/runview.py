@@ -13,6 +13,18 @@ WRITING_PHASES = ("capture", "drain")
 """Phases of the driver in which samples are written; the canaries beside them write none."""
 
 
+KINDS = {
+    "extract": "extraction", "rehearse": "rehearsal", "convert": "conversion", "setup": "set-up",
+    "fetch-model": "download",
+}  # fmt: skip
+"""What a run of a kind of job is called; one of a command is a run."""
+
+
+def kind_word(kind: str | None) -> str:
+    """Return what a run of this kind of job is called."""
+    return KINDS.get(kind or "", "run")
+
+
 class Status(StrEnum):
     STARTED = "started"
     DONE = "done"
