@@ -6,27 +6,35 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from controller import contact, diagnosis, lookup, pipeline, viewing
 from controller.core import shares
-from controller.core.errors import ExitCode, Interrupted, JobStopped, LocalDiskError, RefusedError, UsageError
+from controller.core.errors import (
+    CtlError,
+    ExitCode,
+    Interrupted,
+    JobStopped,
+    LocalDiskError,
+    RefusedError,
+    UsageError,
+)
 from controller.core.intention import describe
 from controller.core.model import Overrides
 from controller.known import RunControls, known_of
 from controller.pipeline import Intention
 from controller.run import Run, exit_code
 from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run
-from controller.ui.stream import choose_view
+from controller.ui.stream import View, choose_view
 from controller.ui.terminal import ask_yes_no, can_ask, err_console, out_console, print_json
 from controller.workspace import load_workspace
-from remote_payload.host.protocol import EndReason, OwnedOutput
+from remote_payload.host.protocol import OwnedOutput
 
-ASKED_FOR = (EndReason.STOPPED.value, EndReason.CANCELLED.value)
-"""Ends that somebody wanted; what processes report on the way there is no problem of the run's."""
+if TYPE_CHECKING:
+    from rich.console import Console
 
 PART_OF_RUN_ID = re.compile(r"[0-9a-f-]{4,22}")
 """What `ctl triage` takes for a run where no file has that name."""
@@ -96,7 +104,7 @@ def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress:
             stack.close()  # before a word is said: a last frame would be drawn over it
             return _detached(run, as_json=as_json)
         sink.control(RunControls(run))
-        return _watch(run, as_json=as_json, view_stack=stack)
+        return _watch(run, view, as_json=as_json, view_stack=stack)
 
 
 def attach(run_ids: Sequence[str | None], host: str | None, *, progress: str, as_json: bool) -> ExitCode:
@@ -117,10 +125,10 @@ def attach(run_ids: Sequence[str | None], host: str | None, *, progress: str, as
         sink = view.sink(run=run.id, host=run.host, known=known_of(run.folder))
         sink.control(RunControls(run))
         run.add_sink(sink)
-        return _watch(run, as_json=as_json, view_stack=stack)
+        return _watch(run, view, as_json=as_json, view_stack=stack)
 
 
-def _watch(run: Run, *, as_json: bool, view_stack: ExitStack) -> ExitCode:
+def _watch(run: Run, view: View, *, as_json: bool, view_stack: ExitStack) -> ExitCode:
     """Watch to the end; a Ctrl-C detaches, because the host has confirmed that it holds the run."""
     try:
         outcome = run.watch()
@@ -130,10 +138,10 @@ def _watch(run: Run, *, as_json: bool, view_stack: ExitStack) -> ExitCode:
     view_stack.close()
     if not outcome.ended:
         return _detached(run, as_json=as_json)
-    return _report(run, as_json=as_json)
+    return _report(run, as_json=as_json, told=view.told)
 
 
-def _report(run: Run, *, as_json: bool) -> ExitCode:
+def _report(run: Run, *, as_json: bool, told: Collection[tuple[object, ...]]) -> ExitCode:
     error = run.error()
     summary = run.summary
     if as_json:
@@ -142,23 +150,31 @@ def _report(run: Run, *, as_json: bool) -> ExitCode:
         )
         return exit_code(error)
     from controller.ui.errors import print_stopped
-    from controller.ui.failed import print_failure
     from controller.ui.tables import print_summary
 
     if summary is not None:
-        print_summary(out_console(), summary)
+        print_summary(out_console(), summary, cause=False)
     if isinstance(error, JobStopped) and summary is not None:
         # Somebody asked for it, and the summary has said so: no more blocks that read like failures.
         print_stopped(summary)
         return exit_code(error)
     if error is not None:
-        problems = summary.get("problems", []) if summary else []
-        cause = _cause(run, summary)
         # The error that is raised says the end and the remedy, as the last lines of all.
-        if print_failure(problems, cause, run.folder.path / "log", end_reason=error.code, whole=summary is None):
-            error.why = ""
+        _print_failure(run, error, told=told)
         raise error
     return ExitCode.OK
+
+
+def _print_failure(
+    run: Run, error: CtlError, console: Console | None = None, *, told: Collection[tuple[object, ...]] = ()
+) -> None:
+    """Print what a run failed of; what that says, the error itself need not say again."""
+    from controller.ui.failed import print_failure
+
+    summary, log = run.summary, run.folder.path / "log"
+    problems = summary.get("problems", ()) if summary is not None else ()
+    if print_failure(problems, _cause(run, summary), log, console, end_reason=error.code, told=told):
+        error.why = ""
 
 
 def _cause(run: Run, summary: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -258,19 +274,17 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
         print_json(document)
     else:
         from controller.reporting import print_samples
-        from controller.ui.errors import print_stopped
-        from controller.ui.failed import print_failure
+        from controller.ui.errors import print_error, print_stopped
         from controller.ui.tables import print_summary
 
-        print_summary(out_console(), document)
+        error = run.error()
+        print_summary(out_console(), document, cause=False)
         print_samples(run.folder)
-        if document.get("end_reason") in ASKED_FOR:
+        if isinstance(error, JobStopped):
             print_stopped(document, out_console())
-        else:
-            print_failure(
-                document.get("problems") or (), document["triage"], run.folder.path / "log", out_console(),
-                end_reason=str(document.get("end_reason")), whole=True,
-            )  # fmt: skip
+        elif error is not None:
+            _print_failure(run, error, out_console())
+            print_error(error, out_console())
     return ExitCode.OK
 
 

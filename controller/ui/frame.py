@@ -62,7 +62,7 @@ def render(
     elif state.pane is Pane.TRACE:
         lines = [*top[:1], *trace_pane(shot.failures, state.trace_top, width, room - 1, glyphs)]
     else:
-        lines = _board(shot, width, room, top, page_of, state, glyphs, keys=keys)
+        lines = _board(shot, width, room, top, page_of, state, glyphs, keys=keys, replay=replay)
     lines = [*lines[:room], *bottom]
     for line in lines:
         line.no_wrap = True
@@ -80,6 +80,7 @@ def _board(
     glyphs: Glyphs,
     *,
     keys: bool,
+    replay: bool,
 ) -> list[Text]:
     view = shot.view
     roomy = height >= ROOMY_HEIGHT
@@ -88,7 +89,7 @@ def _board(
     if roomy or not progress:
         top += work_line(shot, width, glyphs)
     work = [*progress, *quiet_line(shot)]
-    messages = message_lines(view, glyphs)
+    messages = message_lines(view, glyphs, refused=replay)
     cause = cause_lines(shot.cause, width, glyphs) if not shot.failures or (shot.cause or {}).get("known") else []
     room = height - len(top) - len(work) - len(messages) - len(cause)
     space = max(LOG_MIN, room - LOG_MIN) // (1 if view.end else 2)

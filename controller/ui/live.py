@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -84,6 +84,11 @@ class LiveView:
     def left(self) -> bool:
         """Whether somebody has asked to leave a replay, or a run that has ended."""
         return self._wake.is_set()
+
+    @property
+    def told(self) -> Collection[tuple[object, ...]]:
+        """None: a frame shows the end of a traceback at most."""
+        return ()
 
     def sink(self, *, run: str, host: str, known: Known) -> RunBoard:
         """Add a run and return its board; from the second on the view is a table with a row each."""

@@ -124,8 +124,11 @@ def print_clear_list(
             _print(console, Text(f"  {'':12}  and {entries - len(examples[:EXAMPLES]):,} more", style="dim"))
 
 
-def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
-    """Print a run's summary.json: how it ended, what was written, the proof for each state, where the time went."""
+def print_summary(console: Console, summary: Mapping[str, Any], *, cause: bool = True) -> None:
+    """Print a run's summary.json: how it ended, what was written, the proof for each state, where the time went.
+
+    `cause`: also what it failed of, where that is not told after it.
+    """
     glyphs = glyphs_for(console.encoding)
     succeeded = summary.get("end_reason") == "succeeded"
     sign, style = sign_of("ok" if succeeded else "fail", glyphs)
@@ -141,7 +144,7 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
         ),
     )
     grid = _grid(10)
-    for label, value in summary_rows(summary):
+    for label, value in summary_rows(summary if cause else {**summary, "triage": None}):
         grid.add_row("", Text(label, style="dim"), value)
     _print(console, grid)
     if isinstance(summary.get("survey"), Mapping):

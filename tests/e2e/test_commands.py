@@ -42,6 +42,13 @@ def test_a_script_that_raises_is_told_once_and_its_exception_is_the_headline(pro
     assert done.stderr.count("command exited with code 1") == 1
     assert done.stderr.count("unknown cause") == 1
     assert "driver" not in done.stderr
+    watched = project.ctl("run", "--host", "demo", "--tracebacks", "--", "python3", "-c", code)
+    assert watched.stderr.count("Traceback (most recent call last)") == 2, (
+        "as it was raised, and as the job printed it"
+    )
+    assert "  its traceback stands above" in watched.stderr.splitlines()
+    assert "Traceback" not in watched.stdout
+    assert project.ctl("summary", "--last").stdout.count("Traceback") == 1
 
 
 def test_a_failed_run_names_its_cause_with_the_place_in_its_log(project: Project) -> None:
