@@ -6,35 +6,29 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from controller import contact, diagnosis, lookup, pipeline, viewing
+from controller import contact, diagnosis, ending, lookup, pipeline, viewing
 from controller.core import shares
 from controller.core.errors import (
-    CtlError,
     ExitCode,
     Interrupted,
-    JobStopped,
     LocalDiskError,
     RefusedError,
-    UsageError,
 )
 from controller.core.intention import describe
 from controller.core.model import Overrides
 from controller.known import RunControls, known_of
 from controller.pipeline import Intention
-from controller.run import Run, exit_code
-from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run
+from controller.run import Run
+from controller.runfolder import RunFolder, find_run, going_on
 from controller.ui.stream import View, choose_view
 from controller.ui.terminal import ask_yes_no, can_ask, err_console, out_console, print_json
 from controller.workspace import load_workspace
 from remote_payload.host.protocol import OwnedOutput
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 PART_OF_RUN_ID = re.compile(r"[0-9a-f-]{4,22}")
 """What `ctl triage` takes for a run where no file has that name."""
@@ -138,52 +132,7 @@ def _watch(run: Run, view: View, *, as_json: bool, view_stack: ExitStack) -> Exi
     view_stack.close()
     if not outcome.ended:
         return _detached(run, as_json=as_json)
-    return _report(run, as_json=as_json, told=view.told)
-
-
-def _report(run: Run, *, as_json: bool, told: Collection[tuple[object, ...]]) -> ExitCode:
-    error = run.error()
-    summary = run.summary
-    if as_json:
-        print_json(
-            summary if summary is not None else {"schema_version": 1, "error": error.to_dict() if error else None}
-        )
-        return exit_code(error)
-    from controller.ui.errors import print_stopped
-    from controller.ui.tables import print_summary
-
-    if summary is not None:
-        print_summary(out_console(), summary, cause=False)
-    if isinstance(error, JobStopped) and summary is not None:
-        # Somebody asked for it, and the summary has said so: no more blocks that read like failures.
-        print_stopped(summary)
-        return exit_code(error)
-    if error is not None:
-        # The error that is raised says the end and the remedy, as the last lines of all.
-        _print_failure(run, error, told=told)
-        raise error
-    return ExitCode.OK
-
-
-def _print_failure(
-    run: Run, error: CtlError, console: Console | None = None, *, told: Collection[tuple[object, ...]] = ()
-) -> None:
-    """Print what a run failed of; what that says, the error itself need not say again."""
-    from controller.ui.failed import print_failure
-
-    summary, log = run.summary, run.folder.path / "log"
-    problems = summary.get("problems", ()) if summary is not None else ()
-    if print_failure(problems, _cause(run, summary), log, console, end_reason=error.code, told=told):
-        error.why = ""
-
-
-def _cause(run: Run, summary: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the triage of a failed run; a lost one has no summary, but may have left a log."""
-    if summary is not None:
-        cause: Mapping[str, Any] | None = summary["triage"]
-        return cause
-    found = diagnosis.diagnose_run(run.folder).triage
-    return found.record() if found else None
+    return ending.tell_end(run, as_json=as_json, told=view.told)
 
 
 def _detached(run: Run, *, as_json: bool) -> ExitCode:
@@ -227,9 +176,11 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
     with lookup.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
         if not sure and can_ask() and not ask_yes_no(f"stop run {run.id} on host {run.host}?"):
             raise RefusedError("declined: nothing was stopped", fix="name the run, or `--last`", code="declined")
+        # The last run may have ended while an earlier one goes on: that was not named, so it is not stopped.
+        others = going_on(run.folder.path.parent) if run_id is None and run.ended else []
         outcome = run.stop(grace_s=grace_s)
         try:
-            copy_what_is_new(run)
+            lookup.copy_what_is_new(run)
         except LocalDiskError as error:  # the run is stopped all the same, and that is what was asked for
             from controller.ui.errors import print_error
 
@@ -245,47 +196,11 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
         from controller.ui.stopped import print_stop
 
         print_stop(out_console(), record)
+    for other in others:
+        words = f"it had ended before; of run {other.run_id} no end is known: ctl stop {other.run_id}"
+        err_console().print(words, markup=False, soft_wrap=True)
     # "ctl stop RUN && ..." must not go on to a host on which the run still holds something.
     return ExitCode.UNEXPECTED if outcome.gpus_clean is False else ExitCode.OK
-
-
-def copy_what_is_new(run: Run) -> None:
-    """Bring the local copy up to date, unless another process of this workstation does so all the time."""
-    try:
-        run.watch(follow=False)
-    except UsageError as error:
-        if error.code != ALREADY_WATCHED:
-            raise
-
-
-def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
-    with lookup.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
-        if run.summary is None:
-            copy_what_is_new(run)
-        document = run.summary
-        if document is None:
-            raise UsageError(
-                f"run {run.id} has no summary yet",
-                why=f"it is {run.state}",
-                fix=f"watch it with `ctl attach {run.id}`",
-                code="no-summary",
-            )
-    if as_json:
-        print_json(document)
-    else:
-        from controller.reporting import print_samples
-        from controller.ui.errors import print_error, print_stopped
-        from controller.ui.tables import print_summary
-
-        error = run.error()
-        print_summary(out_console(), document, cause=False)
-        print_samples(run.folder)
-        if isinstance(error, JobStopped):
-            print_stopped(document, out_console())
-        elif error is not None:
-            _print_failure(run, error, out_console())
-            print_error(error, out_console())
-    return ExitCode.OK
 
 
 def triage(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
@@ -321,7 +236,7 @@ def merge_ledgers(run_ids: Sequence[str], *, output: str | None, as_json: bool) 
     for folder in folders:
         if folder.read("result.json") is None:  # what lies here may be any part of its ledger
             with lookup.open_run(workspace, folder.run_id, None, ask=ask_yes_no) as run:
-                copy_what_is_new(run)
+                lookup.copy_what_is_new(run)
     merged = shares.merge([load_share(folder) for folder in folders])
     lines = merged.pop("lines")
     if output is not None:

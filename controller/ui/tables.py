@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from controller.core.runview import kind_word
 from controller.ui.clean import Encodable, clean, text
 from controller.ui.formats import (
     UNKNOWN,
@@ -133,11 +134,12 @@ def print_summary(console: Console, summary: Mapping[str, Any], *, cause: bool =
     succeeded = summary.get("end_reason") == "succeeded"
     sign, style = sign_of("ok" if succeeded else "fail", glyphs)
     hosts = ", ".join(clean(host) for host in summary.get("hosts") or ())
+    word = kind_word(summary.get("kind")) if summary.get("kind") in ("rehearse", "convert") else "run"
     _print(
         console,
         Text.assemble(
             (sign, style),
-            " run ",
+            f" {word} ",
             (clean(summary.get("run_id", UNKNOWN)), "bold"),
             f" on {hosts}: " if hosts else ": ",
             (clean(end_text(str(summary.get("end_reason", UNKNOWN)))), style),
