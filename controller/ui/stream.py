@@ -29,6 +29,7 @@ from controller.ui.formats import (
     duration_text,
     end_text,
     gpus_clean_text,
+    left_text,
     state_word,
 )
 from controller.ui.viewsink import ViewSink
@@ -130,7 +131,7 @@ class SilentView:
         return ()
 
     def sink(self, *, run: str, host: str, known: Known) -> RunSink:
-        return ViewSink(self, run=run, host=host, title=known.title)
+        return ViewSink(self, run=run, host=host, known=known)
 
     def event(self, event: Event) -> None: ...
 
@@ -204,7 +205,7 @@ class PlainView(SilentView):
             self._stream, clock=self._clock, heartbeat_s=self._heartbeat_s, show_log=self.shows_log, label=host
         )
         self._others.append(other.__enter__())
-        return ViewSink(other, run=run, host=host, title=known.title)
+        return ViewSink(other, run=run, host=host, known=known)
 
     @property
     def told(self) -> Collection[tuple[object, ...]]:
@@ -296,8 +297,8 @@ def progress_line(view: RunView) -> str:
     parts += [
         f"{count_text(n)} {word}" for n, word in ((progress.skipped, "skipped"), (progress.failed, "failed")) if n
     ]
-    if view.eta_s:
-        parts.append(f"{duration_text(view.eta_s)} left")
+    if left := left_text(view):
+        parts.append(left)
     return ", ".join(parts)
 
 

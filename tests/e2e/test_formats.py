@@ -103,7 +103,7 @@ def test_data_of_the_workstation_is_pushed_before_it_is_judged(project: Project)
     }  # fmt: skip
     shown = project.ctl("plan", *words).stdout
     assert "(jsonl, by its contents of kind chat)" in shown
-    assert "mine.jsonl, 50 bytes, only if the host does not have it" in shown
+    assert "mine.jsonl, 50 B, only if the host does not have it" in shown
     assert "(jsonl, taken for tokens)" in project.ctl("plan", *words, "--data-kind", "tokens").stdout
     path = Path(planned["capture"]["data"])
     assert path.parent.parent == project.workdir / "data"
