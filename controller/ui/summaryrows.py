@@ -129,7 +129,7 @@ def _times(summary: Mapping[str, Any]) -> str:
     if shown and (rest := whole - sum(shown.values())) >= REST_S:
         shown["other"] = rest
     on_host = f"{duration_text(whole)} on the host" + (f": {_spans(shown)}" if shown else "")
-    return on_host + (f"; before it {_spans(here)}" if here else "")
+    return on_host + (f"; before the launch {_spans(here)}" if here else "")
 
 
 def _spans(seconds: Mapping[str, float]) -> str:

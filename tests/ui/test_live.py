@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pyte
 import pytest
+from rich.text import Text
 from support.recorded import HOST, LOG, RUN, START, failing, finished, healthy, started
 
 from controller.core.events import Event
@@ -95,6 +96,16 @@ def test_only_lines_that_changed_are_written_again() -> None:
     painter.paint(view.frame(60, 20), (60, 20))  # a new size clears what the terminal made of the old lines
     assert "\x1b[H\x1b[J" in paper.getvalue()[first:]
     assert before[0] != paper.screen(60, 20)[0]
+
+
+def test_a_line_of_full_width_keeps_its_last_cell() -> None:
+    """Where nothing wraps the cursor stays on the last cell: xterm and tmux erase it too, unlike the screen here."""
+    paper = io.StringIO()
+    Painter(paper, colour=False).paint([Text("x" * 19 + "…"), Text("y")], (20, 5))
+    screen = pyte.Screen(20, 5)
+    pyte.Stream(screen).feed(paper.getvalue())
+    assert screen.display[:2] == ["x" * 19 + "…", "y".ljust(20)]
+    assert "…\x1b[K" not in paper.getvalue()
 
 
 def test_there_are_at_most_four_frames_a_second() -> None:

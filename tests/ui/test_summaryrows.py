@@ -47,11 +47,11 @@ def test_the_time_is_the_whole_and_its_parts() -> None:
     print_summary(paper.console, {**SUMMARY, "end_reason": "succeeded", "timings": timings})
     assert (
         "1 min 40 s on the host: load 48 s, probe 22 s, canary 13 s, extract 1.8 s, shutdown 10 s, verify 0.4 s, "
-        "other 4.8 s; before it push 0.2 s, preflight 3.3 s"
+        "other 4.8 s; before the launch push 0.2 s, preflight 3.3 s"
     ) in " ".join(paper.text.split())
     command = Paper()
     print_summary(command.console, {**SUMMARY, "timings": {"push_s": 0.2, "host_s": 7.0}})
-    assert "7.0 s on the host; before it push 0.2 s" in command.text
+    assert "7.0 s on the host; before the launch push 0.2 s" in command.text
 
 
 def test_a_summary_says_why_records_were_skipped_and_how_to_go_on() -> None:
