@@ -53,7 +53,10 @@ def message_lines(view: RunView, glyphs: Glyphs, *, refused: bool) -> list[Text]
             lines.append(Text("   fix: " + clean(fix), style="dim"))
     if len(found) > len(shown):
         more = plural(len(found) - len(shown), "more warning")
-        lines.append(Text(f"   and {more}: `ctl report {clean(view.run)}` lists all", style="dim"))
+        lister = (
+            f"ctl report {clean(view.run)}" if view.state else "ctl preflight"
+        )  # before a launch there is no report
+        lines.append(Text(f"   and {more}: `{lister}` lists all", style="dim"))
     return lines
 
 

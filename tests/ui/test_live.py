@@ -176,6 +176,20 @@ def test_a_failed_run_names_its_cause() -> None:
     assert "fix: use hooks" in shown(view)
 
 
+def test_the_last_frame_leaves_the_failure_to_the_error_that_follows() -> None:
+    paper = Paper()
+    with live(paper) as view:
+        cause = {"known": True, "what": "a layer was called wrongly", "why": "it differs", "fix": "use hooks"}
+        board = view.sink(run=RUN, host=HOST, known=Known(diagnose=lambda: Diagnosed(cause=cause)))
+        for event in failing().events:
+            board.event(event)
+        assert "a layer was called wrongly" in shown(view)
+    last = "\n".join(paper.screen())
+    assert "failed" in last
+    assert "a layer was called wrongly" not in last
+    assert "Traceback" not in last
+
+
 def test_several_runs_are_rows_until_one_is_opened() -> None:
     view = live()
     for host, script in (("gpu1", healthy()), ("gpu2", failing()), ("gpu3", finished()), ("gpu4", started())):
