@@ -19,10 +19,12 @@ from controller.options import (
     DataOption,
     DetachOption,
     DryRunOption,
+    ExtractionArgument,
     FormatOption,
     HostOption,
     JsonOption,
     KindOption,
+    LastExtractionOption,
     LastOption,
     LayersOption,
     OutputOption,
@@ -113,8 +115,8 @@ def extract(
 )
 def convert(
     to: Annotated[str, typer.Option("--to", help="speculators, speculators-0.3, specforge or modelopt.")],
-    run_id: RunArgument = None,
-    last: LastOption = False,
+    run_id: ExtractionArgument = None,
+    last: LastExtractionOption = False,
     host: HostOption = None,
     output: OutputOption = None,
     stale: Annotated[str, typer.Option("--stale", help="Files in the output: fail, clear or quarantine.")] = "fail",

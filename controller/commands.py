@@ -11,22 +11,24 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from controller import contact, diagnosis, lookup, pipeline, viewing
+from controller import contact, diagnosis, ending, lookup, pipeline, viewing
 from controller.core import shares
-from controller.core.errors import ExitCode, Interrupted, JobStopped, LocalDiskError, RefusedError, UsageError
+from controller.core.errors import (
+    ExitCode,
+    Interrupted,
+    LocalDiskError,
+    RefusedError,
+)
 from controller.core.intention import describe
 from controller.core.model import Overrides
 from controller.known import RunControls, known_of
 from controller.pipeline import Intention
-from controller.run import Run, exit_code
-from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run
-from controller.ui.stream import choose_view
+from controller.run import Run
+from controller.runfolder import RunFolder, find_run, going_on
+from controller.ui.stream import View, choose_view
 from controller.ui.terminal import ask_yes_no, can_ask, err_console, out_console, print_json
 from controller.workspace import load_workspace
-from remote_payload.host.protocol import EndReason, OwnedOutput
-
-ASKED_FOR = (EndReason.STOPPED.value, EndReason.CANCELLED.value)
-"""Ends that somebody wanted; what processes report on the way there is no problem of the run's."""
+from remote_payload.host.protocol import OwnedOutput
 
 PART_OF_RUN_ID = re.compile(r"[0-9a-f-]{4,22}")
 """What `ctl triage` takes for a run where no file has that name."""
@@ -96,7 +98,7 @@ def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress:
             stack.close()  # before a word is said: a last frame would be drawn over it
             return _detached(run, as_json=as_json)
         sink.control(RunControls(run))
-        return _watch(run, as_json=as_json, view_stack=stack)
+        return _watch(run, view, as_json=as_json, view_stack=stack)
 
 
 def attach(run_ids: Sequence[str | None], host: str | None, *, progress: str, as_json: bool) -> ExitCode:
@@ -117,10 +119,10 @@ def attach(run_ids: Sequence[str | None], host: str | None, *, progress: str, as
         sink = view.sink(run=run.id, host=run.host, known=known_of(run.folder))
         sink.control(RunControls(run))
         run.add_sink(sink)
-        return _watch(run, as_json=as_json, view_stack=stack)
+        return _watch(run, view, as_json=as_json, view_stack=stack)
 
 
-def _watch(run: Run, *, as_json: bool, view_stack: ExitStack) -> ExitCode:
+def _watch(run: Run, view: View, *, as_json: bool, view_stack: ExitStack) -> ExitCode:
     """Watch to the end; a Ctrl-C detaches, because the host has confirmed that it holds the run."""
     try:
         outcome = run.watch()
@@ -130,44 +132,7 @@ def _watch(run: Run, *, as_json: bool, view_stack: ExitStack) -> ExitCode:
     view_stack.close()
     if not outcome.ended:
         return _detached(run, as_json=as_json)
-    return _report(run, as_json=as_json)
-
-
-def _report(run: Run, *, as_json: bool) -> ExitCode:
-    error = run.error()
-    summary = run.summary
-    if as_json:
-        print_json(
-            summary if summary is not None else {"schema_version": 1, "error": error.to_dict() if error else None}
-        )
-        return exit_code(error)
-    from controller.ui.errors import print_stopped
-    from controller.ui.failed import print_failure
-    from controller.ui.tables import print_summary
-
-    if summary is not None:
-        print_summary(out_console(), summary)
-    if isinstance(error, JobStopped) and summary is not None:
-        # Somebody asked for it, and the summary has said so: no more blocks that read like failures.
-        print_stopped(summary)
-        return exit_code(error)
-    if error is not None:
-        problems = summary.get("problems", []) if summary else []
-        cause = _cause(run, summary)
-        # The error that is raised says the end and the remedy, as the last lines of all.
-        if print_failure(problems, cause, run.folder.path / "log", end_reason=error.code, whole=summary is None):
-            error.why = ""
-        raise error
-    return ExitCode.OK
-
-
-def _cause(run: Run, summary: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the triage of a failed run; a lost one has no summary, but may have left a log."""
-    if summary is not None:
-        cause: Mapping[str, Any] | None = summary["triage"]
-        return cause
-    found = diagnosis.diagnose_run(run.folder).triage
-    return found.record() if found else None
+    return ending.tell_end(run, as_json=as_json, told=view.told)
 
 
 def _detached(run: Run, *, as_json: bool) -> ExitCode:
@@ -211,9 +176,11 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
     with lookup.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
         if not sure and can_ask() and not ask_yes_no(f"stop run {run.id} on host {run.host}?"):
             raise RefusedError("declined: nothing was stopped", fix="name the run, or `--last`", code="declined")
+        # The last run may have ended while an earlier one goes on: that was not named, so it is not stopped.
+        others = going_on(run.folder.path.parent) if run_id is None and run.ended else []
         outcome = run.stop(grace_s=grace_s)
         try:
-            copy_what_is_new(run)
+            lookup.copy_what_is_new(run)
         except LocalDiskError as error:  # the run is stopped all the same, and that is what was asked for
             from controller.ui.errors import print_error
 
@@ -229,49 +196,11 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
         from controller.ui.stopped import print_stop
 
         print_stop(out_console(), record)
+    for other in others:
+        words = f"it had ended before; of run {other.run_id} no end is known: ctl stop {other.run_id}"
+        err_console().print(words, markup=False, soft_wrap=True)
     # "ctl stop RUN && ..." must not go on to a host on which the run still holds something.
     return ExitCode.UNEXPECTED if outcome.gpus_clean is False else ExitCode.OK
-
-
-def copy_what_is_new(run: Run) -> None:
-    """Bring the local copy up to date, unless another process of this workstation does so all the time."""
-    try:
-        run.watch(follow=False)
-    except UsageError as error:
-        if error.code != ALREADY_WATCHED:
-            raise
-
-
-def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
-    with lookup.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
-        if run.summary is None:
-            copy_what_is_new(run)
-        document = run.summary
-        if document is None:
-            raise UsageError(
-                f"run {run.id} has no summary yet",
-                why=f"it is {run.state}",
-                fix=f"watch it with `ctl attach {run.id}`",
-                code="no-summary",
-            )
-    if as_json:
-        print_json(document)
-    else:
-        from controller.reporting import print_samples
-        from controller.ui.errors import print_stopped
-        from controller.ui.failed import print_failure
-        from controller.ui.tables import print_summary
-
-        print_summary(out_console(), document)
-        print_samples(run.folder)
-        if document.get("end_reason") in ASKED_FOR:
-            print_stopped(document, out_console())
-        else:
-            print_failure(
-                document.get("problems") or (), document["triage"], run.folder.path / "log", out_console(),
-                end_reason=str(document.get("end_reason")), whole=True,
-            )  # fmt: skip
-    return ExitCode.OK
 
 
 def triage(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
@@ -307,7 +236,7 @@ def merge_ledgers(run_ids: Sequence[str], *, output: str | None, as_json: bool) 
     for folder in folders:
         if folder.read("result.json") is None:  # what lies here may be any part of its ledger
             with lookup.open_run(workspace, folder.run_id, None, ask=ask_yes_no) as run:
-                copy_what_is_new(run)
+                lookup.copy_what_is_new(run)
     merged = shares.merge([load_share(folder) for folder in folders])
     lines = merged.pop("lines")
     if output is not None:

@@ -11,7 +11,7 @@ from controller.core import planner
 from controller.core.commandplan import make_playbook_command_plan
 from controller.core.errors import ExitCode, UsageError
 from controller.localfiles import local_files
-from controller.lookup import open_run
+from controller.lookup import open_run, refuse_unlaunched
 from controller.pipeline import Intention, stamp
 from controller.run import Run, load_plan
 from controller.runfolder import find_run
@@ -93,13 +93,23 @@ def plan_convert(
     stale: str,
     adopt: bool,
 ) -> Intention:
-    """Plan the conversion of an earlier run's files, on its host. Raises UsageError, ConfigError."""
+    """Plan the conversion of an earlier run's files, on its host; None means the last extraction.
+
+    Raises UsageError (`source-empty` where it is known here that it wrote nothing), ConfigError.
+    """
     workspace = load_workspace()
-    folder = find_run(workspace.runs_dir, run_id)
+    folder = find_run(workspace.runs_dir, run_id, kind="extract")
+    refuse_unlaunched(folder)
     source = load_plan(folder)
     if source is None:
         raise UsageError(
             f"{folder.path} holds no plan", fix=f"attach first: `ctl attach {folder.run_id} --host HOST`"
+        )
+    if ((folder.read("summary.json") or {}).get("samples") or {}).get("written") == 0:
+        raise UsageError(
+            f"run {folder.run_id} has written no sample, so there is nothing to convert",
+            fix=f"see how it ended with `ctl summary {folder.run_id}`",
+            code="source-empty",
         )
     target = workspace.config.host(host or source["host"]["name"])
     plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **stamp())

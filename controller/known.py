@@ -30,11 +30,13 @@ def known_of(folder: RunFolder, plan: Plan | None = None, *, live: bool = True) 
     `plan` is for a run whose folder does not hold it yet.
     """
     plan = plan or load_plan(folder)
+    earlier = earlier_runs(plan) if plan else []
     return Known(
         title=plan["job"]["name"] if plan else str((folder.read("local.json") or {}).get("name") or ""),
         earlier=_earlier(folder) if live else (),
         ranks=gpu_ranks(plan) if plan else {},
-        usual=usual_seconds(earlier_runs(plan)) if plan else {},
+        usual=usual_seconds(earlier),
+        ending_s=usual_ending(earlier),
         # The mirror's own times: a copied folder has those of its copying.
         written=(lambda: written_at(folder)) if live else dict,
         diagnose=lambda: _diagnosed(folder),
@@ -98,6 +100,17 @@ def usual_seconds(folders: Iterable[Path]) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in seconds.items()}
 
 
+def usual_ending(folders: Iterable[Path]) -> float | None:
+    """Return the median seconds from the last sample of recorded extractions to their end; None where none tells."""
+    spans = []
+    for folder in folders:
+        written = _times(folder / "events" / "driver.jsonl", "phase", "capture", "drain")
+        ended = _times(folder / "events" / "supervisor.jsonl", "end")
+        if written and ended:
+            spans.append(max(0.0, ended[-1] - written[-1]))
+    return statistics.median(spans) if spans else None
+
+
 def written_at(folder: RunFolder) -> dict[int, float]:
     """Return when each rank's ledger last grew here, in seconds since the epoch."""
     times = {}
@@ -112,6 +125,19 @@ def _earlier(folder: RunFolder) -> tuple[Event, ...]:
     path = folder.path / "events" / LOCAL_EVENTS
     lines = path.read_bytes().splitlines() if path.is_file() else []
     return tuple(event for event in map(parse_event, lines) if event is not None)
+
+
+def _times(path: Path, event_type: str, *names: str) -> list[float]:
+    """Return when the phases of `names` were done, or the event came, in the host's seconds since the epoch."""
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    events = (parse_event(line) for line in lines if f'"{event_type}"'.encode() in line)  # most are samples
+    return [
+        event.t
+        for event in events
+        if event is not None
+        and event.type == event_type
+        and (not names or (event.get("name") in names and event.get("status") == "done"))
+    ]
 
 
 def _timed(line: bytes) -> tuple[str, float] | None:

@@ -281,9 +281,9 @@ def summary(
     verbose: VerboseOption = False,
 ) -> ExitCode:
     """Show what a run wrote: samples or files, shapes, dtypes, norms, NaN counts, problems."""
-    from controller import commands
+    from controller import ending
 
-    return commands.summary(chosen_run(run_id, last=last), host, as_json=as_json)
+    return ending.summary(chosen_run(run_id, last=last), host, as_json=as_json)
 
 
 @command("report", panel="Look", examples=("ctl report --last --open", "ctl report 9a7b41 -o run.html"))
@@ -351,7 +351,7 @@ def help_topic(
     ] = None,
     verbose: VerboseOption = False,
 ) -> None:
-    """Explain a verb, or what belongs to no single one: exit-codes, environment, json, run, boundaries, hooks."""
+    """Explain a verb, or a topic: exit-codes, environment, json, runs, run, boundaries, hooks."""
     from controller.core.suggest import did_you_mean
     from controller.topics import TOPICS
 

@@ -59,7 +59,19 @@ RunsArgument = Annotated[
         autocompletion=completion.runs,
     ),
 ]
-LastOption = Annotated[bool, typer.Option("--last", help="The last launched run.")]
+LastOption = Annotated[
+    bool,
+    typer.Option("--last", help="The run launched last from this folder, of any kind: `ctl help runs`."),
+]
+ExtractionArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="An extraction's run id, or a part that only it has; default: the last extraction.",
+        autocompletion=completion.runs,
+    ),
+]
+LastExtractionOption = Annotated[bool, typer.Option("--last", help="The extraction launched last from this folder.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Delete or move what is shown, without asking.")]
 ProgressOption = Annotated[
@@ -76,7 +88,10 @@ QuietOption = Annotated[
         "--quiet", "-q", count=True, help="No progress, only the result and errors; -qq: errors and the exit code."
     ),
 ]
-DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Return once the host has confirmed.")]
+DetachOption = Annotated[
+    bool,
+    typer.Option("--detach", "-d", help="Return once the host has confirmed, with exit code 8: the run goes on."),
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and connect nowhere.")]
 WaitOption = Annotated[
     bool, typer.Option("--wait", "-w", help="Queue on the host while another run holds it. Ctrl-C leaves it queued.")

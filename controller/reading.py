@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import chain
 
 from controller import diagnosis, lookup
-from controller.commands import copy_what_is_new
 from controller.core.errors import ExitCode, UsageError
 from controller.core.loglines import Place, Selection
 from controller.core.logs import parse_line
@@ -57,7 +56,7 @@ def logs(run_id: str | None, host: str | None, wanted: Wanted) -> ExitCode:
                 _tell_ranks(run, wanted.selection.rank)
             return code
         if not run.ended:
-            copy_what_is_new(run)
+            lookup.copy_what_is_new(run)
         if wanted.problem:
             place, lines = diagnosis.problem_lines(run.folder)
             err_console().print(cleaned(place), soft_wrap=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from controller import diagnosis, lookup, recorded
+from controller import diagnosis, ending, lookup, recorded
 from controller.core import figures, timelines
 from controller.core.errors import ConnectionFailed, ConnectionLost, ExitCode, UsageError
 from controller.core.ledger import Fate
@@ -35,6 +35,8 @@ def report(run_id: str | None, host: str | None, *, output: Path | None, show: b
     """Write a run's report, bringing its local copy up to date first if it has not ended."""
     require_matplotlib()
     folder, state = _up_to_date(run_id, host)
+    if run_id is None:
+        ending.say_which(folder)
     path = write_report(folder, state, output)
     if as_json:
         document = {"schema_version": 1, "run_id": folder.run_id, "path": str(path), "bytes": path.stat().st_size}

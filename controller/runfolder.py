@@ -7,6 +7,7 @@ data.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import fcntl
 import json
@@ -21,13 +22,17 @@ from typing import Any
 
 from controller.core.errors import UsageError
 from controller.core.events import Event
-from controller.core.suggest import nearest
+from controller.core.runview import kind_word
 from controller.history import entries
 from controller.private import private, write_private
 from controller.stages.mirror import LOCAL_EVENTS, Mirror
 from remote_payload.host.layout import RUN_ID, check_run_id
 
 LOCAL_SCHEMA = 1
+
+CLOSE_IDS, ALIKE = 3, 0.8
+"""How many ids an unknown one is answered with, and how like (difflib's ratio) they must be: one wrong figure of six
+leaves 0.83, while two runs of the same minute come to about 0.75."""
 
 ALREADY_WATCHED = "already-watched"
 """Code of the error that another process mirrors into the same folder."""
@@ -42,6 +47,16 @@ class RunFolder:
     @property
     def run_id(self) -> str:
         return self.path.name
+
+    @property
+    def launched(self) -> bool:
+        """Whether a host has this run, or may have it."""
+        return (self.read("local.json") or {}).get("status") in ("launched", "unknown")
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of its job (see `core.runview.KINDS`), None where its plan is not here."""
+        return ((self.read("plan.json") or {}).get("job") or {}).get("kind")
 
     @property
     def mirror(self) -> Mirror:
@@ -191,8 +206,19 @@ def matching(part: str, run_ids: Iterable[str]) -> list[str]:
     return [run_id for run_id in run_ids if part in run_id]
 
 
-def find_run(runs_dir: Path, run_id: str | None) -> RunFolder:
-    """Return a run by its id or a part that only it has; None means the last one that was launched.
+def last_run(runs_dir: Path, kind: str | None = None) -> RunFolder | None:
+    """Return the run of this folder that was launched last, of any kind of job or of `kind`; None without one."""
+    launched = (run for run in reversed(list_runs(runs_dir)) if run.launched)
+    return next((run for run in launched if kind is None or run.kind == kind), None)
+
+
+def going_on(runs_dir: Path) -> list[RunFolder]:
+    """Return the runs of a folder that were launched and whose end was not seen here, oldest first."""
+    return [run for run in list_runs(runs_dir) if run.launched and run.read("result.json") is None]
+
+
+def find_run(runs_dir: Path, run_id: str | None, *, kind: str | None = None) -> RunFolder:
+    """Return a run by its id or a part that only it has; None means the last one that was launched, of `kind`.
 
     What is not in `runs_dir` is looked up in the history of this workstation. Raises UsageError naming the nearest
     ids.
@@ -200,14 +226,15 @@ def find_run(runs_dir: Path, run_id: str | None) -> RunFolder:
     runs = list_runs(runs_dir)
     remembered = [RunFolder(Path(entry.folder)) for entry in entries() if Path(entry.folder).is_dir()]
     if run_id is None:
-        launched = [run for run in runs if (run.read("local.json") or {}).get("status") in ("launched", "unknown")]
-        if launched:
-            return launched[-1]
+        last = last_run(runs_dir, kind)
+        if last is not None:
+            return last
         # A run of another project is never meant by "the last": it has to be named.
         elsewhere = [f"{run.run_id} ({run.path})" for run in remembered[-3:]]
+        word = "run" if kind is None else kind_word(kind)
         raise UsageError(
-            "there is no run of this folder yet",
-            why=f"no launched run in {runs_dir}" + (f"; elsewhere: {', '.join(elsewhere)}" if elsewhere else ""),
+            f"there is no {word} of this folder yet",
+            why=f"no launched {word} in {runs_dir}" + (f"; elsewhere: {', '.join(elsewhere)}" if elsewhere else ""),
             fix="name a run by its id" if elsewhere else "start one with `ctl extract`",
         )
     known = {run.run_id: run for run in (*remembered, *runs)}
@@ -218,10 +245,22 @@ def find_run(runs_dir: Path, run_id: str | None) -> RunFolder:
         raise UsageError(
             f"{run_id!r} is ambiguous", why=", ".join(matches[:5]), fix="write more of the id", code="run-ambiguous"
         )
-    close = nearest(run_id, known)
+    close = _like(run_id, known)
     raise UsageError(
-        f"no run {run_id!r} in {runs_dir}, nor in the history of this workstation",
-        why=f"did you mean {close}?" if close else "",
-        fix="list runs with `ctl ps --host HOST`; attach from another workstation with `ctl attach RUN --host HOST`",
+        f"no run of this workstation has the id `{run_id}`",
+        why=f"like it: {', '.join(close)}"
+        if close
+        else f"neither {runs_dir} nor the history of this workstation does",
+        fix="list a host's runs with `ctl ps --host HOST`; `ctl attach RUN --host HOST` brings one here",
         code="run-unknown",
     )
+
+
+def _like(wanted: str, run_ids: Iterable[str]) -> list[str]:
+    """Return the newest ids that are like `wanted`, or begin or end so: people write a day, or the last figures."""
+
+    def likeness(run_id: str) -> float:
+        parts = (run_id[: len(wanted)], run_id[-len(wanted) :])
+        return max(difflib.SequenceMatcher(None, wanted, part).ratio() for part in parts)
+
+    return [run_id for run_id in sorted(run_ids, reverse=True) if likeness(run_id) >= ALIKE][:CLOSE_IDS]

@@ -17,7 +17,8 @@ Exit codes
     103  the job was stopped
     130  interrupted before anything was launched
 
-0 to 9 speak of ctl, 100 and more of the job.
+0 to 9 speak of ctl, 100 and more of the job. --detach ends with 8, as Ctrl-C
+does: 0 says that the job has succeeded, and that is not known yet.
 """,
     "environment": """\
 Environment
@@ -72,6 +73,26 @@ Commands
 
 A playbook has `kind = "command"` and `argv`, and may have uploads, container, env, secrets, outputs, progress,
 preflight, limits, success and summary; docs/playbooks-command.md shows each.
+""",
+    "runs": """\
+Which run is meant
+
+    ctl summary 20261130-081832-dbde0b    a run by its id
+    ctl summary dbde0b                    by a part that only it has
+    ctl attach dbde0b --host gpu1         one launched elsewhere, by asking gpu1
+    ctl summary --last                    the one launched last from this folder
+    ctl convert --last --to specforge     the last extraction
+
+A run that is not known here is asked for at no host but the one that --host
+names; an id that is like a known one is answered with that.
+
+`--last`, also the default, is the run that was launched last from this folder,
+of whatever kind: a rehearsal, a conversion and a command count. One that was
+refused does not, nor one of another project. `convert` takes the last
+extraction, because nothing else has samples. `summary` and `report` name the
+last extraction too, where the run is a rehearsal or a conversion. `stop --last`
+stops that run and no other: where it has ended, runs of which no end is known
+are named. `logs --last --previous` is the run before it.
 """,
     "boundaries": """\
 Boundaries

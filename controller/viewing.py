@@ -116,6 +116,6 @@ def replay(run_id: str | None, *, speed: float, at: str, progress: str) -> ExitC
             sink = dashboard.sink(run=recording.run, host=recording.host, known=known)
             player.play(sink, left=lambda: dashboard.left)
         return ExitCode.OK
-    with choose_view(sys.stderr, os.environ, progress, show_log=True, clock=player.now) as view:
+    with choose_view(sys.stderr, os.environ, progress, show_log=True, clock=player.now, error_follows=False) as view:
         player.play(view.sink(run=recording.run, host=recording.host, known=known), left=lambda: False)
     return ExitCode.OK

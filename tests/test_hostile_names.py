@@ -23,6 +23,7 @@ from controller.core.runview import FindingView, RunView
 from controller.core.values import SshWord
 from controller.transport import sshconfig
 from controller.transport.sshconfig import SshTarget, resolve, target_arguments
+from controller.ui.board import Known
 from controller.ui.clean import clean
 from controller.ui.errors import print_error, print_problems
 from controller.ui.stream import PlainView
@@ -107,7 +108,8 @@ def show_error(console: Console, name: str) -> None:
 
 def show_log_line(console: Console, name: str) -> None:
     with PlainView(console.file, show_log=True) as view:  # type: ignore[arg-type] # a text file is what it needs
-        ViewSink(view, run=name, host=name, title=name).log(name.encode("utf-8", "surrogatepass") + b"\n")
+        sink = ViewSink(view, run=name, host=name, known=Known(title=name))
+        sink.log(name.encode("utf-8", "surrogatepass") + b"\n")
         view.update(RunView(run=name, state="running"))
 
 

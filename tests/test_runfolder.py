@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from controller import history
 from controller.core.errors import UsageError
 from controller.core.events import parse_event
-from controller.runfolder import Recorder, RunFolder, find_run
+from controller.runfolder import Recorder, RunFolder, find_run, going_on
 
 OLD, NEW = "20260101-000000-aaaaaa", "20260202-000000-bbbbbb"
 
@@ -50,7 +51,32 @@ def test_ambiguous_and_unknown_ids_are_errors_that_help(runs: Path) -> None:
         find_run(runs, "")
     with pytest.raises(UsageError) as caught:
         find_run(runs, "20260202-000000-bbbbbc")
-    assert f"did you mean {NEW}?" in caught.value.why
+    assert caught.value.why == f"like it: {NEW}"
+    assert "no run of this workstation has the id" in caught.value.what
+    for unlike in ("ffffff", "20991231-235959-123456"):
+        with pytest.raises(UsageError) as caught:
+            find_run(runs, unlike)
+        assert (caught.value.code, "like it" in caught.value.why) == ("run-unknown", False)
+
+
+@pytest.mark.parametrize("typo", ["bbbbbc", "20260203", "20260220-000000-bbbbbb"])
+def test_a_part_that_is_mistyped_is_answered_with_what_it_is_like(runs: Path, typo: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_run(runs, typo)
+    assert NEW in caught.value.why
+
+
+def test_the_last_run_may_be_of_one_kind(runs: Path) -> None:
+    for run_id, kind in ((OLD, "extract"), (NEW, "convert")):
+        (runs / run_id / "local.json").write_text('{"status": "launched"}')
+        (runs / run_id / "plan.json").write_text(json.dumps({"job": {"kind": kind}}))
+    assert find_run(runs, None).run_id == NEW
+    assert find_run(runs, None, kind="extract").run_id == OLD
+    with pytest.raises(UsageError, match="no rehearsal of this folder yet"):
+        find_run(runs, None, kind="rehearse")
+    assert [run.run_id for run in going_on(runs)] == [OLD, NEW]
+    (runs / NEW / "result.json").write_text("{}")
+    assert [run.run_id for run in going_on(runs)] == [OLD]
 
 
 def test_a_run_is_found_from_another_folder_by_the_history(runs: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from tools.sshd import SshdUnavailable, SshServer  # noqa: E402 - found through 
 ALIAS = "ctl-demo"
 MODEL = "kimi-k25-tiny"
 DATA = "chats.jsonl"
+FOLDERS = ("models", "data", "output")
 STOP_TIMEOUT_S = 10.0
 
 
@@ -41,7 +42,8 @@ class Demo:
 
     def prepare(self) -> None:
         """Write the model and the data set, unless they are there whole."""
-        for folder in (self.home, self.root / "tmp", self.host / "models", self.host / "data", self.host / "output"):
+        # A folder of the environment that is not there is worth a warning, but not on a host that we made ourselves.
+        for folder in (*map(Path, self._folders().values()), *(self.host / name for name in FOLDERS)):
             folder.mkdir(parents=True, exist_ok=True)
         generator = [sys.executable, str(CHECKOUT / "tools" / "tiny_models.py")]
         subprocess.run([*generator, str(self.host / "models"), MODEL], check=True, env=self.environment())

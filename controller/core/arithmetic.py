@@ -86,10 +86,16 @@ def cache_bytes_per_token(config: Mapping[str, Any], spec: Mapping[str, Any], ra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duration:
-    """Seconds of a run, and the run they were learnt from. None: nothing to learn from."""
+    """Seconds of a run, and the run they were learnt from. None: nothing to learn from.
+
+    `rest_s` is what that run took beside load, capture and rehearsal: its start, probe, canaries, the engine's end
+    and the proof of the files. `rehearse_s` is what its rehearsal took, 0 where there was nothing to try.
+    """
 
     load_s: float | None
     load_from: str
+    rest_s: float | None
+    rehearse_s: float
     extract_s: float | None
     extract_from: str
 
@@ -112,6 +118,16 @@ def duration(report: Mapping[str, Any], plan: Plan, tokens: int | None) -> Durat
     return Duration(
         load_s=timed["load_s"] if timed else None,
         load_from=timed["run_id"] if timed else "",
+        rest_s=_rest(timed) if timed else None,
+        rehearse_s=(timed or {}).get("rehearse_s") or 0.0,
         extract_s=tokens / rate if rate and tokens is not None else None,
         extract_from=runs[0]["run_id"] if rate else "",
     )
+
+
+def _rest(run: Mapping[str, Any]) -> float | None:
+    parts = [run.get(name) for name in ("host_s", "load_s", "extract_s")]
+    if None in parts:
+        return None
+    whole, load, extract = (float(part or 0.0) for part in parts)
+    return max(0.0, whole - load - extract - float(run.get("rehearse_s") or 0.0))

@@ -18,6 +18,7 @@ from controller.core.checks_inputs import check_data, check_environment, check_m
 from controller.core.checks_login import check_login
 from controller.core.checks_machine import check_disk, check_lease, check_memory
 from controller.core.checks_outputs import check_outputs, owned_outputs
+from controller.core.checks_source import check_source, source_of
 from controller.core.checks_toolchain import check_toolchain
 from controller.core.finding import Finding, Level, failed, warned
 from remote_payload.host.protocol import Plan
@@ -40,6 +41,7 @@ SECTION_FIXES = {
     "lengths": "nothing, if there is room for samples of full length: the job counts them before the load",
     "login": "run `loginctl` on the host",
     "history": "look at `runs` of the workdir on the host: `time ls`",
+    "source": "look at the samples' folder on the host: `time ls` and `df` show a dead mount",
     "lease": "see `lease_dir` of this host in hosts.toml: a folder on a local disk that all users may write",
 }
 
@@ -81,6 +83,7 @@ def findings(
         *check_capability(report, plan),
         *check_engine(report, plan),
         *check_data(report, plan, data_name),
+        *check_source(report, plan),
         *check_outputs(report, plan),
         *check_disk(report, plan, bytes_expected, min_free_bytes),
         *check_memory(report, plan),
@@ -98,10 +101,11 @@ def _allowed(finding: Finding) -> Finding:
 
 
 def _check_sections(report: Mapping[str, Any], plan: Plan) -> list[Finding]:
-    """Without GPUs, outputs or model nothing can be promised; without the others a run may still be right."""
-    required = (
-        {"gpus"} | ({"outputs"} if plan["job"]["outputs"] else set()) | ({"model"} if plan["extract"] else set())
-    )
+    """Without GPUs, outputs, model or source nothing can be promised; without the others a run may still be right."""
+    needed = {
+        "gpus": True, "outputs": plan["job"]["outputs"], "model": plan["extract"], "source": source_of(plan),
+    }  # fmt: skip
+    required = {name for name, reason in needed.items() if reason}
     sections = report["sections"]
     errors = {name: result["error"] for name, result in sections.items() if not result["ok"]}
     errors.update(dict.fromkeys(sorted(required - sections.keys()), "the probe did not report it"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from controller.core.arithmetic import Written, cache_bytes_per_token, duration, written
+from controller.core.arithmetic import Duration, Written, cache_bytes_per_token, duration, written
 from controller.core.checks_gpus import ranks, selected
 from controller.core.finding import Finding, failed, passed, section, size, span, warned
 from remote_payload.host.protocol import Accelerator, Plan
@@ -15,6 +15,9 @@ GPU_MEMORY_UTILIZATION = 0.92
 
 ACTIVATION_SHARE = 0.05
 """Of a GPU's memory: activations of the profiling step, CUDA graphs off, and what CUDA and NCCL keep themselves."""
+
+REHEARSED_S = 5.0
+"""A rehearse step that took less found nothing to try, or remembered that it had been tried."""
 
 HOW = {
     "all": "counted",
@@ -164,9 +167,21 @@ def _time(report: Mapping[str, Any], plan: Plan, sizes: Written | None) -> Itera
         return
     parts = []
     if found.load_s is not None:
-        parts.append(f"load {span(found.load_s)} (as run {found.load_from})")
+        rest = "" if found.rest_s is None else f", probe, canary and shutdown {span(found.rest_s)}"
+        parts.append(f"load {span(found.load_s)}{rest} (as run {found.load_from})")
     if found.extract_s is not None:
         parts.append(f"extraction {span(found.extract_s)} (at the rate of run {found.extract_from})")
     if parts:
-        total = (found.load_s or 0.0) + (found.extract_s or 0.0)
-        yield passed("time", f"about {span(total)}: {', '.join(parts)}")
+        total = (found.load_s or 0.0) + (found.rest_s or 0.0) + (found.extract_s or 0.0)
+        without = [] if found.rest_s is not None else ["probe, canary and shutdown"]
+        without += ["extraction"] if found.extract_s is None else []
+        without += ["a rehearsal"] if _may_rehearse(found, plan) else []
+        left_out = f"; without {', '.join(without)}" if without else ""
+        yield passed("time", f"about {span(total)}: {', '.join(parts)}{left_out}")
+
+
+def _may_rehearse(found: Duration, plan: Plan) -> bool:
+    """Whether a rehearsal may come on top: one is always made, or the earlier run made one that took time."""
+    spec = plan["extract"]
+    mode = spec.get("rehearse") if spec is not None else None
+    return mode == "always" or (mode == "auto" and found.rehearse_s >= REHEARSED_S)

@@ -32,6 +32,9 @@ INODES_SPARE = 10_000
 DISK_UNKNOWN = 20 << 30
 """Bytes free below which a run of unknown size is warned about: a few hundred samples of a large model."""
 
+FEW_FILES = 3
+"""Names that fit into a line that somebody copies."""
+
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p"})
 
 
@@ -159,14 +162,15 @@ def _check_shm(shm: Mapping[str, Any] | None, report: Mapping[str, Any], plan: P
     ]
     if unused:
         count = left["count"] - left.get("in_use", 0)
-        names = [f"{each['name']} ({each['owner']}, {size(each['bytes'])})" for each in unused]
+        kinds = [f"{kind}* {number}" for kind, number in left["kinds"].items()]
+        owners = ", ".join(dict.fromkeys(each["owner"] for each in unused))
         seen = all(each.get("seen", False) for each in unused)
         oldest = age(max(each["age_s"] for each in unused))
         mine = [each["name"] for each in unused if each.get("uid") == report["uid"]]
         yield warned(
             "shm-leftovers",
             f"{count} files ({size(left['bytes'])}) in /dev/shm look left behind, the oldest {oldest} old",
-            why=f"{some(names)}; "
+            why=f"{some(kinds)}, of {owners}; "
             + ("no process has them open or mapped" if seen else "processes of others cannot be looked into"),
             fix=f"`ctl preflight --fix --host {shlex.quote(plan['host']['name'])}` sweeps what dead runs left"
             + (f"; {_how_to_remove(mine, count)}" if mine else f"; ask {unused[0]['owner']}"),
@@ -174,10 +178,11 @@ def _check_shm(shm: Mapping[str, Any] | None, report: Mapping[str, Any], plan: P
 
 
 def _how_to_remove(mine: Sequence[str], count: int) -> str:
-    """Say how to remove one's own files that are named; whoever has more than were named looks again afterwards."""
+    """Say how to remove one's own files: a few are named, of many it is said where to see them and what is in use."""
+    if count > FEW_FILES:
+        return "all: `ls -l /dev/shm`, in use: `fuser /dev/shm/*`"
     paths = " ".join(shlex.quote(f"/dev/shm/{name}") for name in mine)  # noqa: S108 - named, never opened
-    more = "" if len(mine) == count else f" ({len(mine)} of {count}; look again for the others)"
-    return f"what is yours, on the host: `rm {paths}`{more}"
+    return f"what is yours, on the host: `rm {paths}`"
 
 
 def _check_writable(record: Mapping[str, Any]) -> Iterator[Finding]:

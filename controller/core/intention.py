@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from controller.core.boundaries import resolve_boundaries
-from controller.core.finding import size
+from controller.core.finding import size, span
 from controller.core.model import Playbook
 from controller.core.redaction import redact
 from controller.core.shape import ModelShape, bytes_expected, element_bytes, model_shape, state_count
@@ -171,16 +171,29 @@ def _command_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
 def _limit_text(name: str, value: Any) -> str:
     if value is None:
         return "none"
-    return size(value).replace(".0 ", " ") if name.endswith("_bytes") else f"{value:g} s"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return _round_size(value) if name.endswith("_bytes") else span(value)
+
+
+def _round_size(count: float) -> str:
+    return size(int(count)).replace(".0 ", " ")
+
+
+def _argument_text(name: str, value: Any) -> str:
+    """Return an engine argument: a count of tokens or bytes as people read it, all else as it will be given."""
+    if type(value) is int and name.endswith("_bytes"):
+        return _round_size(value)
+    return f"{value:,}" if type(value) is int and ("token" in name or name.endswith("_len")) else str(value)
 
 
 def _upload_text(upload: dict[str, Any]) -> str:
-    size = "" if upload["files"] is None else f", {upload['files']} files, {upload['bytes']:,} bytes"
-    return f"{upload['payload'][:12]}{size}, only if the host does not have it"
+    amount = "" if upload["files"] is None else f", {upload['files']} files, {size(upload['bytes'])}"
+    return f"{upload['payload'][:12]}{amount}, only if the host does not have it"
 
 
 def _data_rows(data: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    return [("data", f"{data['name']}, {data['bytes']:,} bytes, only if the host does not have it")] if data else []
+    return [("data", f"{data['name']}, {size(data['bytes'])}, only if the host does not have it")] if data else []
 
 
 def _capture_rows(capture: dict[str, Any], data: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -198,8 +211,8 @@ def _capture_rows(capture: dict[str, Any], data: Mapping[str, Any] | None) -> li
         ("format", f"{capture['format']}, the last state {'after' if capture['final_norm'] else 'before'} the norm"),
         ("samples", f"{samples}, {_length_text(capture)}"),
         *([("shard", "{} of {}".format(*capture["shard"]))] if capture["shard"][1] > 1 else []),
-        ("bytes", "not known before the data is read" if at_most is None else f"at most {at_most:,}"),
-        *((f"engine {name}", str(value)) for name, value in capture["engine"].items()),
+        ("bytes", "not known before the data is read" if at_most is None else f"at most {size(at_most)}"),
+        *((f"engine {name}", _argument_text(name, value)) for name, value in capture["engine"].items()),
     ]
 
 

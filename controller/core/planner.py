@@ -16,6 +16,7 @@ from controller.core.model import DEFAULT_LOG_CAP, Host, Overrides, Playbook
 from controller.core.outputs import owned_output, planned_output
 from controller.core.playbook import override
 from controller.core.redaction import refuse_secrets, split_env
+from controller.core.runview import kind_word
 from controller.core.shape import model_shape
 from remote_payload.host.layers import boundaries_of
 from remote_payload.host.layout import Layout, check_run_id
@@ -195,8 +196,13 @@ def make_convert_plan(
     far as the plan tells; the job looks at the files), ConfigError if the output may not lie there.
     """
     spec = source["extract"]
-    if spec is None:
-        raise UsageError(f"run {source['run_id']} is no extraction: it has no samples to convert")
+    if spec is None or source["job"]["kind"] != "extract":
+        raise UsageError(
+            f"run {source['run_id']} is a {kind_word(source['job']['kind'])}, not an extraction",
+            why="only the samples of an extraction can be converted",
+            fix="name an extraction, or say `--last` for the last one",
+            code="no-samples",
+        )
     if to not in FINAL_NORM:
         raise UsageError(f"there is no format `{to}`", fix=f"use one of {', '.join(FINAL_NORM)}")
     if spec["format"] == to:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from controller.core.checks_source import conversion_options
 from remote_payload.host.protocol import Plan
 
 REHEARSALS = ("auto", "always", "never")
@@ -34,8 +34,7 @@ def repeat_command(plan: Plan, playbook_file: str | None = None) -> list[str]:
     argv = ["ctl", *_verb(plan), "--host", plan["host"]["name"]]
     spec = plan["extract"]
     if kind == "convert":
-        step = next(each["argv"] for each in job["steps"] if each["name"] == "convert")
-        options = dict(itertools.pairwise(step))
+        options = conversion_options(plan)
         argv[2:2] = [PurePath(options["--run"]).name, "--to", options["--to"]]
         return [*argv, "--output", options["--output"], *_stale(plan)]
     if spec is None:

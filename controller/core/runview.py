@@ -13,6 +13,18 @@ WRITING_PHASES = ("capture", "drain")
 """Phases of the driver in which samples are written; the canaries beside them write none."""
 
 
+KINDS = {
+    "extract": "extraction", "rehearse": "rehearsal", "convert": "conversion", "setup": "set-up",
+    "fetch-model": "download",
+}  # fmt: skip
+"""What a run of a kind of job is called; one of a command is a run."""
+
+
+def kind_word(kind: str | None) -> str:
+    """Return what a run of this kind of job is called."""
+    return KINDS.get(kind or "", "run")
+
+
 class Status(StrEnum):
     STARTED = "started"
     DONE = "done"
@@ -155,11 +167,18 @@ class RunView:
     started: float | None = None
     ended: float | None = None
     host_time: float | None = None  # the latest `t` of a writer on the host
+    ending_s: float | None = None
+    """Seconds that runs like this take from their last sample to their end; None where none is known."""
     seen: Mapping[str, int] = field(default_factory=dict)  # writer -> last seq taken
 
     @property
     def progress(self) -> ProgressView | None:
         return self.recent_progress[-1] if self.recent_progress else None
+
+    @property
+    def own_stages(self) -> tuple[StageView, ...]:
+        """The controller's stages, of each name the latest: every look at a run is a watch, and there may be many."""
+        return tuple({stage.name: stage for stage in self.stages}.values())
 
     @property
     def phase(self) -> StageView | None:
@@ -212,12 +231,20 @@ class RunView:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the last sample at the momentary rate; None without a total or without movement."""
+        """Seconds to the last sample at the momentary rate; None without a total or without movement.
+
+        What follows, a canary, the engine's end and the proof of the files, is not in it: see `ending_s`.
+        """
         progress = self.progress
         rate = _rate(self.recent_progress, lambda each: each.done)
         if progress is None or progress.total is None or not rate:
             return None
         return max(0.0, progress.total - progress.done) / rate
+
+    @property
+    def writes_samples(self) -> bool:
+        """Whether it is an extraction, after whose last sample more is to come."""
+        return any(phase.name in WRITING_PHASES for phase in self.phases)
 
     def elapsed_s(self, now: float) -> float:
         """Seconds since the first event, up to the end if there is one."""

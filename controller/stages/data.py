@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from controller.core.errors import CtlError, RefusedError, RemoteFailed
+from controller.core.finding import size
 from controller.localdata import LocalData
 from controller.stages.base import HOST_ERROR, Context, host_error
 from controller.stages.sending import Meter
@@ -29,13 +30,13 @@ def run(ctx: Context, data: LocalData) -> str:
     RefusedError (`local-file-gone`) if a file here cannot be read any more.
     """
     started = time.monotonic()
-    ctx.emit("stage", name="data", status="started", text=f"{data.path.name}: {data.size:,} bytes")
+    ctx.emit("stage", name="data", status="started", text=f"{data.path.name}: {size(data.size)}")
     try:
         path, sent = _converse(ctx, data)
     except CtlError as error:
         ctx.emit("stage", name="data", status="failed", text=str(error))
         raise
-    what = f"{sent:,} bytes sent" if sent else "already there"
+    what = f"{size(sent)} sent" if sent else "already there"
     seconds = round(time.monotonic() - started, 3)
     ctx.emit("stage", name="data", status="done", text=f"{data.path.name}: {what}", seconds=seconds)
     return path

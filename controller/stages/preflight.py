@@ -9,6 +9,7 @@ from typing import Any
 
 from controller.core.checks import Finding, Level, findings, owned_outputs
 from controller.core.checks_gpus import ranks
+from controller.core.checks_source import source_of
 from controller.core.errors import RefusedError
 from controller.stages.base import Context
 from remote_payload.host.protocol import OwnedOutput, Plan
@@ -124,6 +125,7 @@ def request_of(plan: Plan) -> dict[str, Any]:
         "env_file": host["env_file"],
         "ranks": ranks(plan),
         "extract": {key: spec[key] for key in ASKED} if spec else None,
+        "source": source_of(plan),
     }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.core.errors import CtlError, RemoteFailed
+from controller.core.finding import size
 from controller.payload import Payload, load_payload
 from controller.stages.base import Emit
 from controller.transport.base import Process, Transport
@@ -57,7 +58,7 @@ def run(transport: Transport, host: HostRecord, *, emit: Emit, payload: Payload 
         skipped=skipped,
         seconds=time.monotonic() - started,
     )
-    what = "already there" if skipped else f"{outcome.files} files, {sent} bytes sent"
+    what = "already there" if skipped else f"{outcome.files} files, {size(sent)} sent"
     text = f"payload {payload.digest[:12]}: {what}"
     emit("stage", name="push", status="done", text=text, seconds=round(outcome.seconds, 3))
     return outcome

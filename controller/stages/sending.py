@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from controller.core.finding import size
 from controller.stages.base import Context
 
 STEP = 0.05
@@ -32,5 +33,5 @@ class Meter:
         if self.sent - self._told < STEP * self._total and now - self._told_at < TOLD_S:
             return
         self._told, self._told_at = self.sent, now
-        text = f"{self._what}: {self.sent / self._total:.0%} of {self._total:,} bytes"
+        text = f"{self._what}: {self.sent / self._total:.0%} of {size(self._total)}"
         self._ctx.emit("stage", name=self._stage, status="started", text=text, done=self.sent, total=self._total)

@@ -6,6 +6,7 @@ import json
 import time
 
 from controller.core.errors import CtlError
+from controller.core.finding import size
 from controller.localfiles import LocalFiles
 from controller.stages.base import Context
 from controller.stages.data import WRITE_TIMEOUT_S, read_answer, readable
@@ -20,14 +21,14 @@ def run(ctx: Context, files: LocalFiles) -> int:
     RefusedError (`local-file-gone`) if a file here cannot be read any more.
     """
     started = time.monotonic()
-    what = f"{len(files.files)} files, {files.size:,} bytes"
+    what = f"{len(files.files)} files, {size(files.size)}"
     ctx.emit("stage", name="uploads", status="started", text=what)
     try:
         changed, sent = _converse(ctx, files)
     except CtlError as error:
         ctx.emit("stage", name="uploads", status="failed", text=str(error))
         raise
-    text = f"{what}: {changed} changed, {sent:,} bytes sent" if changed else f"{what}: already there"
+    text = f"{what}: {changed} changed, {size(sent)} sent" if changed else f"{what}: already there"
     ctx.emit("stage", name="uploads", status="done", text=text, seconds=round(time.monotonic() - started, 3))
     return sent
 

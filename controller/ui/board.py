@@ -38,14 +38,15 @@ class Known:
 
     `earlier` are events that this machine wrote when it watched the run before. `ranks` gives the tensor-parallel
     rank of a GPU by its index, `usual` the seconds that a stage, step or phase took in earlier runs, `written` the
-    time (seconds since the epoch) of each rank's last sample. `diagnose` is asked once, when a run has ended that is
-    no success; it may take seconds.
+    time (seconds since the epoch) of each rank's last sample; for `ending_s` see RunView. `diagnose` is asked once,
+    when a run has ended that is no success; it may take seconds.
     """
 
     title: str = ""
     earlier: tuple[Event, ...] = ()
     ranks: Mapping[int, int] = field(default_factory=dict)
     usual: Mapping[str, float] = field(default_factory=dict)
+    ending_s: float | None = None
     written: Callable[[], Mapping[int, float]] = dict
     diagnose: Callable[[], Diagnosed] = Diagnosed
 
@@ -78,7 +79,7 @@ class RunBoard:
         self.log_buffer = LogBuffer()
         """To be read with `lock` held."""
         self._clock = clock
-        self._view = replace(RunView(), run=run, host=host, playbook=known.title)
+        self._view = replace(RunView(), run=run, host=host, playbook=known.title, ending_s=known.ending_s)
         self._signs: dict[int, float] = {}
         self._last_output: float | None = None
         self._host_behind_s: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,19 @@ from controller.ui.glyphs import glyphs_for
 
 
 def print_error(error: CtlError, console: Console | None = None) -> None:
-    """Print what, why, then the hint and the stable code. Nothing is wrapped, so that commands can be copied."""
+    """Print what, why, then the hint and the stable code. Nothing is wrapped, so that commands can be copied.
+
+    Where several checks refused, each is an error of its own.
+    """
     target = _target(console)
+    found = error.data.get("findings")
+    failed = [each for each in found if each["level"] == "fail"] if isinstance(found, list) else []
+    if len(failed) > 1:
+        _write(target, _head(f"preflight refused: {len(failed)} checks failed, nothing was launched", target))
+        for each in failed:
+            _write(target, Text(""))
+            print_error(CtlError(each["what"], why=each["why"], fix=each["fix"], code=each["code"]), target)
+        return
     _write(target, _head(error.what, target))
     if error.why:
         _write(target, _indented(error.why))
@@ -34,11 +45,13 @@ def print_failures(
     console: Console | None = None,
     *,
     cause: Mapping[str, Any] | None = None,
+    told: Collection[tuple[object, ...]] = (),
 ) -> None:
     """Print failures, nearest the cause first. The nearest ones whole; of those that only repeat them the last line.
 
-    `log` is where the raw output lies. `cause` is a record of `core.triage` that is printed after them: one that was
+    `log` is where the raw output lies. `cause` is a record of `core.triage` that is printed beside them: one that was
     seen outside of every traceback, as a killed process is, makes all that merely followed from it a line each.
+    `told` are causes (see `Failure.cause`) whose tracebacks stand whole above: only what raised is said of them.
     """
     target = _target(console)
     named = cause is not None and cause["known"] and not cause["traceback"]
@@ -47,12 +60,17 @@ def print_failures(
     for failure in failures:
         first = failure.first
         where = f", at {first.where}" if first.where else ""
+        known = first.cause in told
         if first.distance > nearest or (is_told(first) and (roots or named)):
             line = Text.assemble(("  then ", "dim"), (clean(first.label), "bold"), ": ", clean(first.summary))
-            _write(target, line)
+            if not known:
+                _write(target, line)
             continue
         headline, *rest = first.summary.split("\n")
         _write(target, _head("\n".join([f"{first.label}: {headline}{where}", *rest]), target))
+        if known:
+            _write(target, Text("  its traceback stands above", style="dim"))
+            continue
         _write(target, _indented(first.traceback.rstrip() or "no traceback was recorded"))
         if failure.same_text:
             _write(target, Text(f"  {clean(failure.same_text)}", style="bold"))
@@ -68,11 +86,12 @@ def print_problems(
     console: Console | None = None,
     *,
     cause: Mapping[str, Any] | None = None,
+    told: Collection[tuple[object, ...]] = (),
 ) -> None:
     """Print the `problems` of a summary: exceptions as `print_failures`, then the others as errors."""
     target = _target(console)
     failures = [failure for problem in problems if problem.get("traceback") for failure in _failures(problem)]
-    print_failures(fold(failures), log, target, cause=cause)
+    print_failures(fold(failures), log, target, cause=cause, told=told)
     for problem in problems:
         if not problem.get("traceback"):
             error = CtlError(
@@ -105,11 +124,15 @@ def print_triage(
     ranks = list(cause.get("ranks") or ())
     where += f" (same on ranks {range_text(ranks)})" if len(ranks) > 1 else ""
     what = ("cause: " if cause["known"] else "") + str(cause["what"]) + (f", first on {where}" if where else "")
+    if not fix:
+        what += f" ({cause['code']})"
     _write(target, _head(what, target))
     if cause.get("why"):
         _write(target, _indented(str(cause["why"])))
     for title, name in (("evidence", "evidence"), ("the machine said", "context")):
-        for number, quote in enumerate(cause.get(name) or ()):
+        # A quote that says what the headline says, and has no place in the log, says nothing more.
+        quotes = [each for each in cause.get(name) or () if each["line"] or str(cause["what"]) not in each["text"]]
+        for number, quote in enumerate(quotes):
             place = f"{quote['segment']}:{quote['line']}" if quote["line"] else quote["segment"]
             lead = (f"  {title}: ", "bold") if number == 0 else (" " * (len(title) + 4), "")
             _write(target, Text.assemble(lead, (clean(place), "cyan"), "  ", clean(quote["text"])))
@@ -131,6 +154,11 @@ def print_unknown(cause: Mapping[str, Any], console: Console | None = None) -> N
         _write(target, _indented(str(cause["why"])))
     if cause.get("fix"):
         _write(target, Text.assemble(("  hint: ", "bold cyan"), _continued(str(cause["fix"]))))
+
+
+def stands_above(problem: Mapping[str, Any], told: Collection[tuple[object, ...]]) -> bool:
+    """Whether all that a problem of a summary raised was told; `told` as for `print_failures`."""
+    return bool(problem.get("traceback")) and all(failure.cause in told for failure in _failures(problem))
 
 
 def _failures(problem: Mapping[str, Any]) -> list[Failure]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from controller.ui.errors import print_problems, print_triage, print_unknown
+from controller.ui.errors import print_problems, print_triage, print_unknown, stands_above
 
 
 def print_failure(
@@ -18,25 +18,25 @@ def print_failure(
     console: Console | None = None,
     *,
     end_reason: str,
-    whole: bool,
+    told: Collection[tuple[object, ...]] = (),
 ) -> bool:
-    """Print what a run failed of, and return whether that said more than how it ended.
+    """Print what a run failed of, the cause first, and return whether that said more than how it ended.
 
-    `whole`: the end itself and the remedy too; an error that is raised afterwards says them otherwise.
+    The end itself and the remedy are those of the error that follows. `told` are causes (see `Failure.cause`) of
+    which the whole traceback stands above: it is not repeated.
     """
-    end = [problem for problem in problems if problem.get("code") == end_reason]
-    told = [problem for problem in problems if problem.get("code") != end_reason]
+    rest = [problem for problem in problems if problem.get("code") != end_reason]
+    known = cause if cause is not None and cause["known"] else None
     unmatched = cause if cause is not None and not cause["known"] else None
-    if unmatched is not None and not any(problem.get("traceback") for problem in told):
-        told = [_of_log(unmatched), *told]
-    print_problems(told, log, console, cause=cause)
+    if known is not None:
+        rest = [problem for problem in rest if not stands_above(problem, told)]
+        print_triage(known, None if any(problem.get("traceback") for problem in rest) else log, console, fix=False)
+    if unmatched is not None and not any(problem.get("traceback") for problem in rest):
+        rest = [_of_log(unmatched), *rest]
+    print_problems(rest, log, console, cause=cause, told=told)
     if unmatched is not None:
         print_unknown(unmatched, console)
-    elif cause is not None:
-        print_triage(cause, console=console, fix=whole)
-    if whole:
-        print_problems(end, log, console)
-    return bool(told or cause)
+    return bool(rest or cause)
 
 
 def _of_log(cause: Mapping[str, Any]) -> Mapping[str, Any]:

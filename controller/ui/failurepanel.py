@@ -15,7 +15,7 @@ from controller.ui.formats import plural
 from controller.ui.glyphs import Glyphs
 
 MESSAGES = 3
-"""Warnings shown at a time; all are in the run folder."""
+"""Warnings shown at a time; the report lists all."""
 
 UNTIL_CLEARED = ("output-clear", "output-quarantine")
 """Findings that say what will become of an output: past once it has been cleared."""
@@ -27,13 +27,17 @@ HEADS = 3
 """Failures named in the panel; the whole traceback's pane has all of them."""
 
 
-def message_lines(view: RunView, glyphs: Glyphs) -> list[Text]:
-    """Findings that are not ok and warnings, failures first, then the latest; what is said twice stands once."""
+def message_lines(view: RunView, glyphs: Glyphs, *, refused: bool) -> list[Text]:
+    """Findings that are not ok and warnings, failures first, then the latest; what is said twice stands once.
+
+    `refused`: also what refused the run, where no error says it.
+    """
     cleared = any(step.name == "clear" and step.status is Status.DONE for step in view.steps)
     found = [
         (finding.level, finding.what, finding.fix)
         for finding in view.findings
-        if finding.level != "ok" and not (cleared and finding.code in UNTIL_CLEARED)
+        if (finding.level == "warn" or (finding.level == "fail" and refused))
+        and not (cleared and finding.code in UNTIL_CLEARED)
     ]
     found += [("warn", notice.text, "") for notice in view.notices if notice.level == "warn"]
     found = list(dict.fromkeys(found))
@@ -48,7 +52,11 @@ def message_lines(view: RunView, glyphs: Glyphs) -> list[Text]:
         if level == "fail" and fix:
             lines.append(Text("   fix: " + clean(fix), style="dim"))
     if len(found) > len(shown):
-        lines.append(Text(f"   {len(found) - len(shown)} more in the run folder", style="dim"))
+        more = plural(len(found) - len(shown), "more warning")
+        lister = (
+            f"ctl report {clean(view.run)}" if view.state else "ctl preflight"
+        )  # before a launch there is no report
+        lines.append(Text(f"   and {more}: `{lister}` lists all", style="dim"))
     return lines
 
 

@@ -10,7 +10,7 @@ from controller.core.runview import Contact
 from controller.ui.board import Snapshot
 from controller.ui.charts import bar
 from controller.ui.clean import clean
-from controller.ui.formats import bytes_text, count_text, duration_text, number_text, state_text
+from controller.ui.formats import bytes_text, count_text, duration_text, left_text, number_text, state_text
 from controller.ui.gauges import mean_util
 from controller.ui.glyphs import UNICODE, Glyphs
 from controller.ui.header import sign_of
@@ -89,7 +89,6 @@ def _details(shot: Snapshot) -> list[tuple[str, int, str]]:
     """Return what a row says beyond its state, the most wanted first: text, cells, style."""
     view, progress = shot.view, shot.view.progress
     running = view.end is None
-    eta = view.eta_s if running else None
     use = None
     if running and view.samples:
         latest = view.samples[-1]
@@ -98,7 +97,7 @@ def _details(shot: Snapshot) -> list[tuple[str, int, str]]:
     failed = f"  {count_text(progress.failed)} failed" if progress and progress.failed else ""
     return [
         (failed, 0, "bold red"),
-        (f"  {duration_text(eta)} left" if eta else "", 18, ""),
+        (f"  {left}" if (left := left_text(view) if running else "") else "", 27, ""),
         (f"  {number_text(use, '%')} used" if use is not None else "", 12, ""),
         (f"  {count_text(rate)} tokens/s" if rate is not None else "", 20, ""),
         (f"  {bytes_text(progress.bytes)}" if progress is not None else "", 11, ""),

@@ -83,6 +83,22 @@ def duration_text(seconds: float | None, *, running: bool = False) -> str:
     return f"{days} d {hours:02d} h"
 
 
+def left_text(view: RunView) -> str:
+    """Return how long it still takes: `3 min 05 s left`; empty where that is not known.
+
+    Of an extraction that is until the run has ended; where no earlier run tells how long its end takes,
+    `3 min 05 s to last sample`.
+    """
+    eta = view.eta_s
+    if not eta:
+        return ""
+    if not view.writes_samples:
+        return f"{duration_text(eta)} left"
+    if view.ending_s is None:
+        return f"{duration_text(eta)} to last sample"
+    return f"{duration_text(eta + view.ending_s)} left"
+
+
 def age_text(seconds: float | None) -> str:
     """Return an age in at most four cells, for a column: `3 s`, `12 m`, `3 h`, `2 d`."""
     if seconds is None:

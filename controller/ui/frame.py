@@ -7,6 +7,8 @@ told by colour alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich.text import Text
 
 from controller.ui.board import Snapshot
@@ -45,11 +47,13 @@ def render(
     replay: bool = False,
     runs: int = 1,
     ends_in_s: float | None = None,
+    closing: bool = False,
 ) -> list[Text]:
     """Return a frame of at most `height` lines of at most `width` cells.
 
     `page_of` gives the log, `state` what a person has chosen to see, `keys` whether there are keys to speak of;
-    `ends_in_s` is how many seconds are left of a view whose run has ended.
+    `ends_in_s` is how many seconds are left of a view whose run has ended. `closing`: it is the last frame, after
+    which a failure is told whole.
     """
     state = state or UiState()
     bottom = bottom_line(shot.view, state, ends_in_s) if keys else []
@@ -62,7 +66,7 @@ def render(
     elif state.pane is Pane.TRACE:
         lines = [*top[:1], *trace_pane(shot.failures, state.trace_top, width, room - 1, glyphs)]
     else:
-        lines = _board(shot, width, room, top, page_of, state, glyphs, keys=keys)
+        lines = _board(shot, width, room, top, page_of, state, glyphs, keys=keys, replay=replay, closing=closing)
     lines = [*lines[:room], *bottom]
     for line in lines:
         line.no_wrap = True
@@ -80,15 +84,19 @@ def _board(
     glyphs: Glyphs,
     *,
     keys: bool,
+    replay: bool,
+    closing: bool,
 ) -> list[Text]:
     view = shot.view
+    if closing and view.end is not None:
+        shot = replace(shot, cause=None, failures=())
     roomy = height >= ROOMY_HEIGHT
     top = [*top, *stage_lines(shot, width, glyphs)]
     progress = progress_lines(view, width, glyphs, roomy=roomy and width >= ROOMY_WIDTH)
     if roomy or not progress:
         top += work_line(shot, width, glyphs)
     work = [*progress, *quiet_line(shot)]
-    messages = message_lines(view, glyphs)
+    messages = message_lines(view, glyphs, refused=replay)
     cause = cause_lines(shot.cause, width, glyphs) if not shot.failures or (shot.cause or {}).get("known") else []
     room = height - len(top) - len(work) - len(messages) - len(cause)
     space = max(LOG_MIN, room - LOG_MIN) // (1 if view.end else 2)

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -75,6 +75,7 @@ class LiveView:
         self._closed = threading.Event()
         self._wake = threading.Event()
         self._halted = True
+        self._closing = False
         self._lock = threading.RLock()  # a signal handler may find it held by the code that it interrupted
         self._ticker: threading.Thread | None = None
         self._keys = KeyReader(keyboard, self.press) if keyboard is not None else None
@@ -84,6 +85,11 @@ class LiveView:
     def left(self) -> bool:
         """Whether somebody has asked to leave a replay, or a run that has ended."""
         return self._wake.is_set()
+
+    @property
+    def told(self) -> Collection[tuple[object, ...]]:
+        """None: a frame shows the end of a traceback at most."""
+        return ()
 
     def sink(self, *, run: str, host: str, known: Known) -> RunBoard:
         """Add a run and return its board; from the second on the view is a table with a row each."""
@@ -130,6 +136,7 @@ class LiveView:
                 if not self._halted:
                     # What stays is the dashboard, or the table, whatever was looked at last.
                     self._state = UiState(opened=None if len(self._boards) > 1 else 0)
+                    self._closing = not self._replay
                     self._paint(keys=False)
                     self._painter.leave()
                 self._halted = True
@@ -154,6 +161,7 @@ class LiveView:
         return render(
             shots[state.opened], width, rows, page_of=functools.partial(self._page, state), state=state,
             glyphs=glyphs, keys=keys, replay=self._replay, runs=len(shots), ends_in_s=left,
+            closing=self._closing,
         )  # fmt: skip
 
     def _page(self, state: UiState, count: int) -> LogPage:

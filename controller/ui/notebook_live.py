@@ -15,7 +15,15 @@ from controller.core.runview import Contact, RunView, StageView, Status
 from controller.core.state import reduce
 from controller.ui.charts import sparkline
 from controller.ui.clean import clean
-from controller.ui.formats import bytes_text, count_text, duration_text, memory_text, number_text, state_text
+from controller.ui.formats import (
+    bytes_text,
+    count_text,
+    duration_text,
+    left_text,
+    memory_text,
+    number_text,
+    state_text,
+)
 from controller.ui.markup import Markup, block, escape, facts, join, tag
 from controller.ui.notebook import framed
 
@@ -90,7 +98,7 @@ class NotebookView:
 def live_text(view: RunView, tail: Sequence[LogLine], now: float) -> str:
     """Return the same as `live_html` in a few lines, for a frontend without HTML and for whoever reads the file."""
     lines = [f"run {view.run} on {view.host}: {state_text(view)}, {duration_text(view.elapsed_s(now), running=True)}"]
-    for label, stages in (("ctl", view.stages), ("host", view.steps), ("job", view.phases)):
+    for label, stages in (("ctl", view.own_stages), ("host", view.steps), ("job", view.phases)):
         if stages:
             signs = (f"{_SIGNS[each.status]} {each.name}{_seconds(each)}" for each in stages)
             lines.append(f"  {label:<9}" + "  ".join(signs))
@@ -114,7 +122,7 @@ def live_html(view: RunView, tail: Sequence[LogLine], now: float) -> Markup:
         parts.append(tag("div", f"{view.contact.value}: {view.contact_text}; the run goes on without us", "warn"))
     rows = [
         (label, join(map(_stage, stages), " &nbsp; "))
-        for label, stages in (("ctl", view.stages), ("host", view.steps), ("job", view.phases))
+        for label, stages in (("ctl", view.own_stages), ("host", view.steps), ("job", view.phases))
         if stages
     ]
     parts.append(facts([*rows, *_progress(view), *_devices(view)]))
@@ -147,8 +155,8 @@ def _progress(view: RunView) -> list[tuple[str, Markup]]:
     share = progress.fraction or 0.0
     bar = Markup(f'<progress max="1" value="{share:.4f}" style="width:22em;vertical-align:middle"></progress>')
     words = f" {count_text(progress.done)} of {count_text(progress.total)}"
-    if view.eta_s and view.end is None:
-        words += f", {duration_text(view.eta_s)} left"
+    if view.end is None and (left := left_text(view)):
+        words += f", {left}"
     speed = view.tokens_per_s if view.end is None else view.tokens_per_s_overall
     rate = "" if speed is None else f", {count_text(speed)} tokens/s"
     amount = f"{count_text(progress.tokens)} tokens, {bytes_text(progress.bytes)}{rate}"

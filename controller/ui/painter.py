@@ -46,7 +46,8 @@ class Painter:
         self._size = size
         for index, line in enumerate(fresh):
             if index >= len(self._shown) or line != self._shown[index]:
-                out.append(f"{line}{ERASE_LINE_END}")
+                # Erased first: after a line of full width the cursor stands on its last cell, which would go too.
+                out.append(f"{ERASE_LINE_END}{line}")
             out.append("\r\n")
         if len(fresh) < len(self._shown):
             out.append(ERASE_BELOW)

@@ -8,7 +8,7 @@ from controller.core.runview import ProgressView, RunView, Status
 from controller.ui.board import Snapshot
 from controller.ui.charts import bar
 from controller.ui.clean import clean
-from controller.ui.formats import amount_text, bytes_text, count_text, duration_text
+from controller.ui.formats import amount_text, bytes_text, count_text, duration_text, left_text
 from controller.ui.glyphs import UNICODE, Glyphs
 from controller.ui.layout import BAR_MAX, LABEL
 
@@ -53,10 +53,10 @@ def _bar(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs) -> T
         figures = f"{done} so far"
     elif progress.fraction is not None:
         figures += f"  {progress.fraction * 100:.0f} %"
-    eta = view.eta_s if view.end is None and progress.fraction != 1.0 else None
+    left = left_text(view) if view.end is None and progress.fraction != 1.0 else ""
     tail = Text("  " + figures + " ", style="bold")
-    if eta is not None:
-        tail.append(f"  {duration_text(eta)} left ", style="")
+    if left:
+        tail.append(f"  {left} ", style="")
     cells = min(BAR_MAX, max(4, width - LABEL - tail.cell_len - 1))
     filled, rest = bar(progress.fraction, cells, ascii_only=glyphs is not UNICODE)
     well = view.end is None or view.end.end_reason == "succeeded"

@@ -46,7 +46,7 @@ def norm_rows(figures: NormMap, *, plain: bool = False) -> RenderableType:
         finite = [value for value in values if value is not None and math.isfinite(value)]
         row.append("  " + (f"{min(finite):.3g} to {max(finite):.3g}" if finite else "no finite norm"), style="dim")
         rows.append(row)
-    per = f"{count_text(figures.last + 1)} samples in {plural(len(figures.first), 'cell')}"
+    per = f"samples 0 to {count_text(figures.last)} in {plural(len(figures.first), 'cell')}"
     scale = f"log scale {low:.3g} to {high:.3g}, {per}" if known else per
     rows.append(Text(" " * LABEL + scale, style="dim"))
     if figures.broken:

@@ -45,7 +45,11 @@ def stage_lines(shot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     """Return a line for the controller, the supervisor and the driver each, as far as they have begun."""
     view = shot.view
     spin = spinner(shot.now, glyphs)
-    rows = (("ctl", view.stages, shot.now), ("host", view.steps, shot.host_now), ("job", view.phases, shot.host_now))
+    rows = (
+        ("ctl", view.own_stages, shot.now),
+        ("host", view.steps, shot.host_now),
+        ("job", view.phases, shot.host_now),
+    )
     return [
         _flow(label, stages, width, at if view.ended is None else None, spin, glyphs)
         for label, stages, at in rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -29,6 +29,7 @@ from controller.ui.formats import (
     duration_text,
     end_text,
     gpus_clean_text,
+    left_text,
     state_word,
 )
 from controller.ui.viewsink import ViewSink
@@ -62,6 +63,10 @@ class View(Protocol):
     def sink(self, *, run: str, host: str, known: Known) -> RunSink:
         """Add a run, and return what takes its events and its output."""
 
+    @property
+    def told(self) -> Collection[tuple[object, ...]]:
+        """Causes (see `Failure.cause`) of the tracebacks that stand whole in what was printed, and stay there."""
+
     def paused(self) -> AbstractContextManager[None]:
         """Keep off the terminal while a question is asked."""
 
@@ -79,9 +84,11 @@ def choose_view(
     *,
     show_log: bool = False,
     clock: Callable[[], float] = time.time,
+    error_follows: bool = True,
 ) -> View:
     """Return the view for `progress`: auto, plain, json or none. `show_log`: plain lines hold the job's output too;
-    `clock` gives the times in front of plain lines, in seconds since the epoch.
+    `clock` gives the times in front of plain lines, in seconds since the epoch. `error_follows`: a check that refuses
+    the run is told by the error at the end, and not here.
 
     auto is the dashboard only where stderr is a terminal that can move its cursor, nobody claims to be CI, and
     NO_COLOR (https://no-color.org) is not set; stdout does not matter, so that `ctl ... | tee` stays alive. Raises
@@ -97,7 +104,7 @@ def choose_view(
         from controller.ui.live import LiveView  # heavy, and only wanted on a terminal
 
         return LiveView(stderr, keyboard=keyboard())
-    return PlainView(stderr, show_log=show_log, clock=clock)
+    return PlainView(stderr, show_log=show_log, clock=clock, error_follows=error_follows)
 
 
 def animates(stderr: TextIO, environ: Mapping[str, str]) -> bool:
@@ -119,8 +126,12 @@ class SilentView:
 
     shows_log = False
 
+    @property
+    def told(self) -> Collection[tuple[object, ...]]:
+        return ()
+
     def sink(self, *, run: str, host: str, known: Known) -> RunSink:
-        return ViewSink(self, run=run, host=host, title=known.title)
+        return ViewSink(self, run=run, host=host, known=known)
 
     def event(self, event: Event) -> None: ...
 
@@ -164,11 +175,14 @@ class PlainView(SilentView):
         heartbeat_s: float = HEARTBEAT_S,
         show_log: bool = False,
         label: str = "",
+        error_follows: bool = True,
     ) -> None:
-        """`label` stands before each line, where several runs share a stream."""
+        """`label` stands before each line, where several runs share a stream; `error_follows`: see `choose_view`."""
         self._stream = stream
         self._label = f"{label}: " if label else ""
         self._others: list[PlainView] = []
+        self._error_follows = error_follows
+        self._told: set[tuple[object, ...]] = set()
         self.shows_log = show_log
         self._clock = clock
         self._heartbeat_s = heartbeat_s
@@ -191,7 +205,11 @@ class PlainView(SilentView):
             self._stream, clock=self._clock, heartbeat_s=self._heartbeat_s, show_log=self.shows_log, label=host
         )
         self._others.append(other.__enter__())
-        return ViewSink(other, run=run, host=host, title=known.title)
+        return ViewSink(other, run=run, host=host, known=known)
+
+    @property
+    def told(self) -> Collection[tuple[object, ...]]:
+        return self._told
 
     def __enter__(self) -> Self:
         self._beat.start()
@@ -208,7 +226,9 @@ class PlainView(SilentView):
     def update(self, view: RunView) -> None:
         with self._lock:
             before, self._view = self._view, view
-            self._print(_changes(before, view))
+            if view.state != RunState.STOPPING.value:
+                self._told |= {failure.cause for failure in view.failures[len(before.failures) :]}
+            self._print(_changes(before, view, refused=not self._error_follows))
             self._print_tenth(view)
 
     def log(self, lines: Sequence[LogLine]) -> None:
@@ -277,12 +297,13 @@ def progress_line(view: RunView) -> str:
     parts += [
         f"{count_text(n)} {word}" for n, word in ((progress.skipped, "skipped"), (progress.failed, "failed")) if n
     ]
-    if view.eta_s:
-        parts.append(f"{duration_text(view.eta_s)} left")
+    if left := left_text(view):
+        parts.append(left)
     return ", ".join(parts)
 
 
-def _changes(before: RunView, view: RunView) -> list[str]:
+def _changes(before: RunView, view: RunView, *, refused: bool) -> list[str]:
+    """Return a line for each change; what refused the run only where no error says it, see `choose_view`."""
     lines: list[str] = []
     for label, old, new in (
         ("", before.stages, view.stages),
@@ -291,7 +312,7 @@ def _changes(before: RunView, view: RunView) -> list[str]:
     ):
         lines += [f"{label}{_stage(stage)}" for stage in _changed(old, new)]
     for finding in view.findings[len(before.findings) :]:
-        if finding.level != "ok":
+        if finding.level == "warn" or (finding.level == "fail" and refused):
             why = f": {clean(finding.why)}" if finding.why else ""
             fix = f" (fix: {clean(finding.fix)})" if finding.fix else ""
             lines.append(f"{clean(finding.level).upper()}  {clean(finding.what)}{why}{fix}")

@@ -12,6 +12,34 @@ from controller.ui.formats import UNKNOWN, bytes_text, clean_text, count_text, d
 from controller.ui.survey import survey_rows
 from remote_payload.host.protocol import EndReason
 
+HERE = ("push", "preflight")
+"""Timings of what came before the host had the run."""
+
+IN_ORDER = (
+    "rehearse",
+    "data",
+    "load",
+    "probe",
+    "canary",
+    "extract",
+    "shutdown",
+    "convert",
+    "fetch",
+    "install",
+    "verify",
+)
+
+TOLD_S = 0.1
+REST_S = 1.0
+"""Shorter parts, and a shorter rest, are left out: they explain nothing."""
+
+
+MUCH_SKIPPED = 0.05
+"""Of the records: who has a twentieth of the data left out wants to know before training on the rest."""
+
+WRITTEN_ALL_THE_SAME = frozenset({"truncated", "split", "no-loss"})
+"""Reasons that the job counts beside those for skipping, of records that gave a sample."""
+
 
 def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     """Yield what a summary says as labels and cleaned text, the most important first."""
@@ -21,11 +49,10 @@ def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
         for name in ("skipped", "failed", "missing"):
             count = samples.get(name) or 0
             count = len(count) if isinstance(count, list | tuple) else count
-            if count:
-                line.append(f", {count_text(count)} {name}", style="yellow" if name == "skipped" else "bold red")
-            if count and name == "skipped" and isinstance(reasons := summary.get("skipped"), Mapping):
-                told = ", ".join(f"{clean(code)} {count_text(number)}" for code, number in reasons.items())
-                line.append(f" ({told})", style="yellow")
+            if count and name == "skipped":
+                line.append_text(_skipped(summary, count))
+            elif count:
+                line.append(f", {count_text(count)} {name}", style="bold red")
         yield "samples", line
         unfinished = summary.get("kind") == "extract" and summary.get("end_reason") != EndReason.SUCCEEDED.value
         if unfinished and samples.get("written"):
@@ -66,16 +93,47 @@ def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     if isinstance(cause, Mapping):
         code = f" ({cause.get('code')})" if cause.get("known") else ""
         yield "cause", text(f"{cause.get('what')}{code}", "bold red")
-    timings = {name.removesuffix("_s"): value for name, value in (summary.get("timings") or {}).items()}
-    if not isinstance(summary.get("rehearsal"), Mapping) and summary.get("end_reason") == EndReason.SUCCEEDED.value:
-        timings.pop("rehearse", None)  # the step found nothing to try
-    if timings:
-        yield "time", Text(", ".join(f"{clean(name)} {duration_text(value)}" for name, value in timings.items()))
+    if times := _times(summary):
+        yield "time", Text(clean(times))
     if summary.get("gpu_hours") is not None:
         cost = summary.get("cost") or {}
         price = f"; {cost['total']:,.2f} at {cost['price_per_gpu_hour']:g} an hour" if cost else ""
         yield "used", Text(f"{summary['gpu_hours']:.2f} GPU-hours{price}")
     yield "after", Text(clean_text(summary.get("gpus_clean")))
+
+
+def _skipped(summary: Mapping[str, Any], count: int) -> Text:
+    """Return how many records gave no sample, and why; where they are a good part of the data, so that it is seen."""
+    records = count + int((summary.get("samples") or {}).get("expected") or 0)
+    reasons = summary.get("skipped") if isinstance(summary.get("skipped"), Mapping) else {}
+    told = ", ".join(f"{clean(code)} {count_text(number)}" for code, number in (reasons or {}).items()
+                     if code not in WRITTEN_ALL_THE_SAME)  # fmt: skip
+    much = count / records >= MUCH_SKIPPED
+    share = f" of {count_text(records)} records, {count / records:.0%} of the data" if much else ""
+    line = f", {count_text(count)} skipped{share}" + (f" ({told})" if told else "")
+    return Text(line, style="bold red" if much else "yellow")
+
+
+def _times(summary: Mapping[str, Any]) -> str:
+    """Return where the time went: all of it on the host with its parts, and what was done here before."""
+    timings = {name.removesuffix("_s"): value for name, value in (summary.get("timings") or {}).items()}
+    timings = {name: value for name, value in timings.items() if isinstance(value, int | float)}
+    if not isinstance(summary.get("rehearsal"), Mapping) and summary.get("end_reason") == EndReason.SUCCEEDED.value:
+        timings.pop("rehearse", None)  # the step found nothing to try
+    here = {name: timings.pop(name) for name in HERE if name in timings}
+    whole = timings.pop("host", None)
+    parts = {name: timings.pop(name) for name in IN_ORDER if name in timings} | timings
+    shown = {name: value for name, value in parts.items() if value >= TOLD_S or name in ("load", "extract")}
+    if whole is None:  # of a run of an earlier version
+        return _spans({**here, **shown})
+    if shown and (rest := whole - sum(shown.values())) >= REST_S:
+        shown["other"] = rest
+    on_host = f"{duration_text(whole)} on the host" + (f": {_spans(shown)}" if shown else "")
+    return on_host + (f"; before the launch {_spans(here)}" if here else "")
+
+
+def _spans(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {duration_text(value)}" for name, value in seconds.items())
 
 
 def _provision_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:

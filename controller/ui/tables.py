@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from controller.core.runview import kind_word
 from controller.ui.clean import Encodable, clean, text
 from controller.ui.formats import (
     UNKNOWN,
@@ -124,24 +125,28 @@ def print_clear_list(
             _print(console, Text(f"  {'':12}  and {entries - len(examples[:EXAMPLES]):,} more", style="dim"))
 
 
-def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
-    """Print a run's summary.json: how it ended, what was written, the proof for each state, where the time went."""
+def print_summary(console: Console, summary: Mapping[str, Any], *, cause: bool = True) -> None:
+    """Print a run's summary.json: how it ended, what was written, the proof for each state, where the time went.
+
+    `cause`: also what it failed of, where that is not told after it.
+    """
     glyphs = glyphs_for(console.encoding)
     succeeded = summary.get("end_reason") == "succeeded"
     sign, style = sign_of("ok" if succeeded else "fail", glyphs)
     hosts = ", ".join(clean(host) for host in summary.get("hosts") or ())
+    word = kind_word(summary.get("kind")) if summary.get("kind") in ("rehearse", "convert") else "run"
     _print(
         console,
         Text.assemble(
             (sign, style),
-            " run ",
+            f" {word} ",
             (clean(summary.get("run_id", UNKNOWN)), "bold"),
             f" on {hosts}: " if hosts else ": ",
             (clean(end_text(str(summary.get("end_reason", UNKNOWN)))), style),
         ),
     )
     grid = _grid(10)
-    for label, value in summary_rows(summary):
+    for label, value in summary_rows(summary if cause else {**summary, "triage": None}):
         grid.add_row("", Text(label, style="dim"), value)
     _print(console, grid)
     if isinstance(summary.get("survey"), Mapping):

@@ -10,7 +10,7 @@ from controller.core.events import Event
 from controller.core.logs import LogFolder, LogLine
 from controller.core.runview import RunView
 from controller.core.state import reduce
-from controller.ui.board import Controls
+from controller.ui.board import Controls, Known
 
 
 class View(Protocol):
@@ -33,9 +33,9 @@ class View(Protocol):
 class ViewSink:
     """A `Sink` of a run that keeps a `RunView` up to date and hands it to a view."""
 
-    def __init__(self, view: View, *, run: str, host: str, title: str) -> None:
+    def __init__(self, view: View, *, run: str, host: str, known: Known) -> None:
         self._view = view
-        self._state = replace(RunView(), run=run, host=host, playbook=title)
+        self._state = replace(RunView(), run=run, host=host, playbook=known.title, ending_s=known.ending_s)
         self._folder = LogFolder()
 
     def event(self, event: Event) -> None:

@@ -40,6 +40,7 @@ from remote_payload.host.files import read_json, read_lines, write_json
 from remote_payload.host.journal import EventWriter, Journal
 from remote_payload.host.layers import layer_ids
 from remote_payload.host.layout import RunPaths
+from remote_payload.host.probe_source import written_samples
 
 THREADS = 4
 """Samples in memory at a time, once as read and once as written."""
@@ -65,9 +66,7 @@ def load_source(run: str) -> Source:
     spec = (plan or {}).get("extract")
     if not spec:
         raise ConfigError(f"{run} is not the run folder of an extraction")
-    names = sorted(os.listdir(paths.ledger)) if os.path.isdir(paths.ledger) else []
-    lines = [line for name in names for line in read_lines(os.path.join(paths.ledger, name))]
-    ledger = {line["index"]: line for line in lines if "file" in line}
+    ledger = written_samples(paths)
     if not ledger:
         raise ConfigError(f"run {os.path.basename(run)} has written no sample")
     verify = read_json(paths.verify) or {}

@@ -31,6 +31,7 @@ from remote_payload.host.probe_machine import probe_environment, probe_memory
 from remote_payload.host.probe_model import probe_model
 from remote_payload.host.probe_processes import probe_processes
 from remote_payload.host.probe_programs import probe_programs
+from remote_payload.host.probe_source import probe_source
 from remote_payload.host.probe_toolchain import probe_toolchain
 from remote_payload.host.protocol import WIRE, Accelerator, check_record
 from remote_payload.host.sections import Note, Results, Section, run_sections
@@ -55,6 +56,7 @@ DEADLINES_S = {
     "programs": 5.0,
     "login": 5.0,
     "history": 5.0,
+    "source": 30.0,  # the names of a million samples, from a cold network disk
 }
 """Of each section, seconds; a healthy host needs a fraction of them."""
 
@@ -161,6 +163,8 @@ def plan_sections(request: Dict[str, Any]) -> List[Section]:
         "lease": lease,
         "login": lambda note, results: probe_login(note),
     }
+    if request.get("source"):
+        runs["source"] = lambda note, results: probe_source(note, request["source"])
     if request.get("programs"):
         runs["programs"] = lambda note, results: probe_programs(note, request["programs"])
     if cuda:

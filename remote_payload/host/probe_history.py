@@ -19,8 +19,9 @@ KEPT = 10
 def probe_history(note: Note, workdir: str, model: str) -> Dict[str, Any]:
     """Return {"runs": [record], "rehearsals": [{"run_id", "load_s", "first_steps_s"}]}, the newest first.
 
-    A record is {run_id, tensor_parallel_size, capture, boundaries, samples, tokens_per_s, load_s, extract_s} of a run
-    that succeeded with the model folder `model`. Damaged records are left out.
+    A record is {run_id, tensor_parallel_size, capture, boundaries, samples, tokens_per_s, load_s, extract_s,
+    rehearse_s, host_s} of a run that succeeded with the model folder `model`; `host_s` is from the lease to the end.
+    Damaged records are left out.
     """
     layout = Layout(workdir)
     runs: List[Dict[str, Any]] = []
@@ -46,6 +47,8 @@ def probe_history(note: Note, workdir: str, model: str) -> Dict[str, Any]:
                     "tokens_per_s": summary["tokens_per_s"],
                     "load_s": timings.get("load_s"),
                     "extract_s": timings.get("extract_s"),
+                    "rehearse_s": timings.get("rehearse_s"),
+                    "host_s": (_read(paths.result) or {}).get("duration_s"),
                 }
             )
     return {"runs": runs, "rehearsals": _rehearsals(os.path.join(workdir, "rehearsals"), same)}

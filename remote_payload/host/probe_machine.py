@@ -49,9 +49,10 @@ print("\\nctl-environment", json.dumps({"version": "%%d.%%d.%%d" %% sys.version_
 def probe_memory(note: Note) -> Dict[str, Any]:
     """Return {"total", "available", "shm": {"total", "free", "leftovers"} or null}.
 
-    `leftovers` are files named as by SHM_NAMES: {"count", "in_use", "bytes", "owners": {name: count}, "examples":
-    [{name, owner, uid, bytes, age_s, used_by, seen}]}, those in no use first; `bytes` are theirs. `used_by` is a
-    process that has the file open or mapped; null means none only if `seen`: we may look into all that could.
+    `leftovers` are files named as by SHM_NAMES: {"count", "in_use", "bytes", "owners": {name: count}, "kinds":
+    {beginning of the name: count}, "examples": [{name, owner, uid, bytes, age_s, used_by, seen}]}, those in no use
+    first; `bytes` and `kinds` are theirs. `used_by` is a process that has the file open or mapped; null means none
+    only if `seen`: we may look into all that could.
     """
     with open("/proc/meminfo", encoding="ascii") as file:
         kibibytes = {words[0].rstrip(":"): int(words[1]) for words in (line.split() for line in file)}
@@ -114,7 +115,11 @@ def _probe_shm() -> Dict[str, Any]:
                 left.append((entry.name, status))
     used = files_in_use({(status.st_dev, status.st_ino) for _, status in left}) if left else {}
     owners: Dict[str, int] = {}
-    for _, status in left:
+    kinds: Dict[str, int] = {}
+    for name, status in left:
+        found = SHM_NAMES.match(name)
+        if found and (status.st_dev, status.st_ino) not in used:
+            kinds[found.group(1)] = kinds.get(found.group(1), 0) + 1
         owners[user_name(status.st_uid)] = owners.get(user_name(status.st_uid), 0) + 1
     return {
         "total": space.f_blocks * space.f_frsize,
@@ -124,6 +129,7 @@ def _probe_shm() -> Dict[str, Any]:
             "in_use": len(used),
             "bytes": sum(s.st_size for _, s in left if (s.st_dev, s.st_ino) not in used),
             "owners": owners,
+            "kinds": kinds,
             "examples": [
                 _shm_file(name, status, used.get((status.st_dev, status.st_ino)))
                 for name, status in sorted(left, key=lambda item: (item[1].st_dev, item[1].st_ino) in used)[

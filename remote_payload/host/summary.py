@@ -13,10 +13,17 @@ from remote_payload.host.protocol import WIRE, EndReason, Result, RunState
 
 SCHEMA_VERSION = 1
 
-PHASE_TIMINGS = {"load": "load_s", "capture": "extract_s"}
-"""Phases of the driver whose duration is a timing of the summary; `verify.json` knows better where it has one."""
+PHASE_TIMINGS = {
+    "data": "data_s", "load": "load_s", "probe": "probe_s", "canary": "canary_s", "canary-end": "canary_s",
+    "capture": "extract_s",
+}  # fmt: skip
+"""Phases of the driver whose durations add up to a timing; `verify.json` knows better where it has one."""
 
-STEP_TIMINGS = {"rehearse": "rehearse_s"}
+STEP_TIMINGS = {
+    "rehearse": "rehearse_s", "convert": "convert_s", "fetch": "fetch_s", "install": "install_s",
+    "verify": "verify_s",
+}  # fmt: skip
+"""Steps that are the work itself, or a good part of it; that of an extraction is told by its phases."""
 
 FIXES = {
     EndReason.JOB_FAILED: "read the end of its log with `ctl logs {run_id} --tail 50`",
@@ -75,7 +82,7 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
     if plan["job"]["kind"] == "extract" and "samples" not in verify:
         counted = _count_samples(paths, events)
         verify = {**verify, "samples": counted} if counted else verify
-    timings = {**plan["timings"], **_measured(events), **verify.pop("timings", {})}
+    timings = {**plan["timings"], **_measured(events), **verify.pop("timings", {}), "host_s": result["duration_s"]}
     versions = {
         "ctl": plan.get("ctl_version"),
         "wire": WIRE,
@@ -154,10 +161,18 @@ def _count_samples(paths: RunPaths, events: List[Dict[str, Any]]) -> Optional[Di
 
 
 def _measured(events: List[Dict[str, Any]]) -> Dict[str, float]:
-    timings = {}
+    timings: Dict[str, float] = {}
     for event in events:
         if event.get("status") == "done" and isinstance(event.get("seconds"), (int, float)):
             name = (PHASE_TIMINGS if event.get("type") == "phase" else STEP_TIMINGS).get(str(event.get("name")))
             if name:
-                timings[name] = event["seconds"]
-    return timings
+                timings[name] = round(timings.get(name, 0.0) + event["seconds"], 3)
+    return {**timings, **_shutdown(events)}
+
+
+def _shutdown(events: List[Dict[str, Any]]) -> Dict[str, float]:
+    """Return how long the engine took to end: from the driver's last phase to the end of the step that it ran in."""
+    done = [event for event in events if event.get("status") == "done" and isinstance(event.get("t"), (int, float))]
+    phases = [event["t"] for event in done if event.get("type") == "phase" and event.get("writer") == "driver"]
+    steps = [event["t"] for event in done if event.get("type") == "step" and phases and event["t"] >= max(phases)]
+    return {"shutdown_s": round(min(steps) - max(phases), 3)} if steps else {}

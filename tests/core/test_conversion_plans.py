@@ -6,10 +6,13 @@ import json
 from typing import Any, cast
 
 import pytest
-from support.plans import GIVEN, RUN_ID, host, plan
+from support.plans import GIVEN, RUN_ID, host, plan, playbook
 
 from controller.core import planner
+from controller.core.checks import findings
+from controller.core.checks_source import check_source
 from controller.core.errors import ConfigError, UsageError
+from controller.stages.preflight import request_of
 from remote_payload.host.protocol import Plan, check_plan
 
 
@@ -58,5 +61,44 @@ def test_a_conversion_cannot_overwrite_what_it_reads() -> None:
         convert(plan(), to="speculators")
     with pytest.raises(UsageError, match="no format"):
         convert(plan(), to="hdf5")
-    with pytest.raises(UsageError, match="no extraction"):
+    with pytest.raises(UsageError, match="is a run, not an extraction"):
         convert(planner.make_command_plan(host(), ["true"], name="t", **GIVEN))
+    with pytest.raises(UsageError, match="is a rehearsal, not an extraction"):
+        convert(planner.make_rehearsal_plan(host(), playbook(), **GIVEN))
+
+
+SOURCE = {
+    "run_id": RUN_ID, "found": True, "over": True, "state": "finished", "output": "/data/states/kimi",
+    "written": 10, "present": 10, "changed": 0, "marker": RUN_ID,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "code", "words"),
+    [
+        ({}, "ok", "source", f"10 samples of run {RUN_ID}"),
+        ({"found": False}, "fail", "source-unknown", "is not on host gpu1"),
+        ({"over": False, "state": "running"}, "fail", "source-running", "is running: it still writes"),
+        ({"written": 0, "present": 0}, "fail", "source-empty", "has written no sample"),
+        ({"present": 0, "marker": "other"}, "fail", "source-gone", "all 10 samples"),
+        ({"present": 7}, "fail", "source-gone", "3 of 10 samples"),
+        ({"changed": 2, "marker": "other"}, "fail", "source-changed", "are not those that run"),
+    ],
+)
+def test_a_source_is_judged_before_anything_is_launched(
+    changes: dict[str, Any], level: str, code: str, words: str
+) -> None:
+    made = convert(plan())
+    report = {"sections": {"source": {"ok": True, "data": {**SOURCE, **changes}}}}
+    (finding,) = check_source(report, made)
+    assert (finding.level, finding.code) == (level, code)
+    assert words in finding.what
+    assert ("run other" in finding.why) == (changes.get("marker") == "other")
+
+
+def test_the_probe_is_asked_for_the_source_of_a_conversion_and_must_answer() -> None:
+    made = convert(plan())
+    assert request_of(made)["source"] == f"/srv/ctl/runs/{RUN_ID}"
+    assert request_of(plan())["source"] is None
+    unanswered = [finding.code for finding in findings({"sections": {}}, made) if finding.level == "fail"]
+    assert "probe-source" in unanswered

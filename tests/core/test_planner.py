@@ -222,7 +222,10 @@ def test_bytes_are_an_upper_bound() -> None:
 
 
 def test_intention_says_what_is_uploaded_run_written_and_deleted() -> None:
-    made = plan(output={"path": "/data/states/kimi", "stale": "clear"}, env={"HF_TOKEN": "hf_abc"})
+    made = plan(
+        output={"path": "/data/states/kimi", "stale": "clear"}, env={"HF_TOKEN": "hf_abc"},
+        engine={"max_num_batched_tokens": 8192, "kv_cache_memory_bytes": 4 << 30},
+    )  # fmt: skip
     document = describe(made, playbook(), payload_files=12, payload_bytes=3456)
     assert json.loads(json.dumps(document)) == document
     assert document["may_delete"] == ["/data/states/kimi"]
@@ -231,8 +234,15 @@ def test_intention_says_what_is_uploaded_run_written_and_deleted() -> None:
     assert document["environment"]["HF_TOKEN"] == "***"
     assert document["environment"]["CTL_RUN_DIR"] == made["job"]["cwd"]
     text = "\n".join(" ".join(row) for section in document["sections"] for row in section["rows"])
-    for fact in ("3,456 bytes", "remote_payload.extract.engine", "2, 30, 58, 61 of 61 layers", "at most"):
+    facts = ("remote_payload.extract.engine", "2, 30, 58, 61 of 61 layers")
+    as_people_read_them = (
+        "12 files, 3.4 KiB", "bytes at most 54.7 MiB", "load_timeout 30 min", "log_cap 4 GiB",
+        "engine max_num_batched_tokens 8,192", "engine kv_cache_memory_bytes 4 GiB",
+    )  # fmt: skip
+    for fact in (*facts, *as_people_read_them):
         assert fact in text
+    raw = (document["upload"]["bytes"], document["limits"]["load_timeout_s"], document["capture"]["bytes_at_most"])
+    assert raw == (3456, 1800.0, shape.bytes_expected(made, playbook()))
 
 
 def test_intention_of_unknown_model_and_of_command() -> None:

@@ -42,6 +42,13 @@ def test_a_script_that_raises_is_told_once_and_its_exception_is_the_headline(pro
     assert done.stderr.count("command exited with code 1") == 1
     assert done.stderr.count("unknown cause") == 1
     assert "driver" not in done.stderr
+    watched = project.ctl("run", "--host", "demo", "--tracebacks", "--", "python3", "-c", code)
+    assert watched.stderr.count("Traceback (most recent call last)") == 2, (
+        "as it was raised, and as the job printed it"
+    )
+    assert "  its traceback stands above" in watched.stderr.splitlines()
+    assert "Traceback" not in watched.stdout
+    assert project.ctl("summary", "--last").stdout.count("Traceback") == 1
 
 
 def test_a_failed_run_names_its_cause_with_the_place_in_its_log(project: Project) -> None:
@@ -113,22 +120,28 @@ def test_attach_needs_no_local_state(project: Project, tmp_path: Path) -> None:
     for lost in (["plan.json"], ["plan.json", "local.json"]):
         for name in lost:
             (elsewhere / run_id / name).unlink(missing_ok=True)
-        again = project.ctl("attach", run_id, **other)
+        again = project.ctl("attach", run_id, *(["--host", "demo"] if "local.json" in lost else []), **other)
         assert again.returncode == 0, again.stderr
         assert (elsewhere / run_id / "plan.json").exists()
 
 
-def test_attach_finds_the_host_of_a_run_by_its_whole_id(project: Project, tmp_path: Path) -> None:
+def test_an_unknown_run_is_looked_for_on_no_host_but_the_one_that_is_named(project: Project, tmp_path: Path) -> None:
     started = project.ctl("run", "--host", "demo", "--detach", "--", "sh", "-c", "echo found; sleep 1")
     assert started.returncode == 8
     run_id = project.json("ps", "--host", "demo")["runs"][0]["run_id"]
     other = {"CTL_RUNS_DIR": str(tmp_path / "runs"), "XDG_STATE_HOME": str(tmp_path / "state")}
-    attached = project.ctl("attach", run_id, **other)
+    logins = (project.server.folder / "sshd.log").read_text().count("Accepted ")
+    for verb in ("attach", "stop", "logs", "summary"):
+        unknown = project.ctl(verb, run_id, **other)
+        assert unknown.returncode == 2
+        assert f"no run of this workstation has the id `{run_id}`" in unknown.stderr
+        assert "--host" in unknown.stderr
+    mistyped = project.json("stop", run_id[:-1] + ("0" if run_id[-1] != "0" else "1"), code=2)["error"]
+    assert (mistyped["code"], mistyped["why"]) == ("run-unknown", f"like it: {run_id}")
+    assert (project.server.folder / "sshd.log").read_text().count("Accepted ") == logins
+    attached = project.ctl("attach", run_id, "--host", "demo", **other)
     assert attached.returncode == 0, attached.stderr
     assert (tmp_path / "runs" / run_id / "log" / "000001.log").read_bytes() == b"found\n"
-    unknown = project.ctl("attach", "20200101-000000-abcdef", **other)
-    assert unknown.returncode == 2
-    assert "demo: not there" in unknown.stderr
 
 
 def test_ctrl_c_after_the_confirmation_detaches(project: Project) -> None:

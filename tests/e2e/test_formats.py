@@ -26,6 +26,7 @@ def extraction(project: Project, number: int, indexes: list[int], shard: list[in
         "output": str(output), "format": "speculators", "model": "m", "data": "d", "shard": shard,
     }  # fmt: skip
     document = {"run_id": run_id, "extract": spec, "host": plan["host"], "payload": plan["upload"]["payload"]}
+    document["job"] = {"kind": "extract"}
     for folder in (project.workdir / "runs" / run_id, project.root / "ctl-runs" / run_id):
         (folder / "ledger").mkdir(parents=True)
         (folder / "plan.json").write_text(json.dumps(document))
@@ -58,6 +59,23 @@ def test_a_conversion_that_would_lose_something_fails_and_says_why(project: Proj
     assert "cannot read config.json of the model" in done.stderr
 
 
+def test_a_conversion_of_samples_that_are_gone_is_refused_before_anything_is_launched(project: Project) -> None:
+    run_id = extraction(project, 3, [0, 1], [1, 1])
+    (project.workdir / "output" / "made-3" / "hs_1.safetensors").unlink()
+    runs = sorted((project.workdir / "runs").iterdir())
+    refused = project.json("convert", run_id, "--to", "speculators-0.3", code=3)["error"]
+    assert (refused["code"], refused["what"]) == (
+        "source-gone", f"preflight refused: 1 of 2 samples of run {run_id} are gone",
+    )  # fmt: skip
+    assert "cleared or moved since" in refused["why"]
+    assert sorted((project.workdir / "runs").iterdir()) == runs
+    assert not (project.workdir / "output" / "made-3-speculators-0.3").exists()
+    (project.root / "ctl-runs" / run_id / "summary.json").write_text(json.dumps({"samples": {"written": 0}}))
+    assert project.json("convert", run_id, "--to", "speculators-0.3", "--dry-run", code=2)["error"]["code"] == (
+        "source-empty"
+    )
+
+
 def test_ledgers_of_shares_are_joined(project: Project, shares: tuple[str, str], tmp_path: Path) -> None:
     merged = project.json("ledger", "merge", *shares, "--output", str(tmp_path / "all.jsonl"), code=100)
     assert (merged["written"], merged["records"]) == (4, 5)
@@ -85,7 +103,7 @@ def test_data_of_the_workstation_is_pushed_before_it_is_judged(project: Project)
     }  # fmt: skip
     shown = project.ctl("plan", *words).stdout
     assert "(jsonl, by its contents of kind chat)" in shown
-    assert "mine.jsonl, 50 bytes, only if the host does not have it" in shown
+    assert "mine.jsonl, 50 B, only if the host does not have it" in shown
     assert "(jsonl, taken for tokens)" in project.ctl("plan", *words, "--data-kind", "tokens").stdout
     path = Path(planned["capture"]["data"])
     assert path.parent.parent == project.workdir / "data"

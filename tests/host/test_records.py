@@ -129,6 +129,27 @@ PLAN: dict[str, Any] = {
 }  # fmt: skip
 
 
+def test_the_time_of_a_run_is_that_of_all_its_parts(tmp_path: Path) -> None:
+    paths = RunPaths(str(tmp_path))
+    events = [
+        ("driver", "phase", "data", 2.0, 10.0), ("driver", "phase", "load", 40.0, 50.0),
+        ("driver", "phase", "probe", 20.0, 70.0), ("driver", "phase", "canary", 8.0, 78.0),
+        ("driver", "phase", "capture", 3.0, 81.0), ("driver", "phase", "canary-end", 5.0, 86.0),
+        ("supervisor", "step", "rehearse", 1.0, 8.0), ("supervisor", "step", "extract", 88.5, 96.5),
+        ("supervisor", "step", "verify", 0.5, 97.0),
+    ]  # fmt: skip
+    os.makedirs(paths.events)
+    for number, (writer, kind, name, seconds, t) in enumerate(events):
+        event = {"type": kind, "name": name, "status": "done", "seconds": seconds, "t": t, "writer": writer}
+        with open(os.path.join(paths.events, f"{writer}.jsonl"), "a") as file:
+            file.write(json.dumps({**event, "seq": number}) + "\n")
+    summary = build_summary(paths, PLAN, result(duration_s=99.0))
+    assert summary["timings"] == {
+        "push_s": 1.0, "rehearse_s": 1.0, "data_s": 2.0, "load_s": 40.0, "probe_s": 20.0, "canary_s": 13.0,
+        "extract_s": 3.0, "shutdown_s": 10.5, "verify_s": 0.5, "host_s": 99.0,
+    }  # fmt: skip
+
+
 def test_the_summary_merges_verify_and_lists_causes_before_the_verdict(tmp_path: Path) -> None:
     paths = RunPaths(str(tmp_path))
     writer = EventWriter(paths.events, "driver", "run", "box")
@@ -146,7 +167,7 @@ def test_the_summary_merges_verify_and_lists_causes_before_the_verdict(tmp_path:
     Path(paths.verify).write_text(json.dumps(verify))
 
     summary = build_summary(paths, PLAN, result(gpus_clean=False, leftovers=[{"pid": 5}]))
-    assert summary["timings"] == {"push_s": 1.0, "load_s": 12.0, "extract_s": 4.0}
+    assert summary["timings"] == {"push_s": 1.0, "load_s": 12.0, "extract_s": 4.0, "host_s": 1.0}
     assert [p["code"] for p in summary["problems"]] == ["exception", "missing", "job-failed", "not-clean"]
     assert summary["samples"] == {"expected": 3}
     assert summary["run_id"] == PLAN["run_id"], "the envelope wins over what verify wrote"

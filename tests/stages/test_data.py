@@ -63,8 +63,8 @@ def test_a_file_arrives_and_is_not_sent_again(tmp_path: Path, ctx: Context, told
     assert path.stat().st_mode & 0o077 == 0
     texts = [event["text"] for event in told]
     assert [event["status"] for event in told] == ["started"] * (len(told) - 1) + ["done"]
-    assert "d.jsonl: 40% of 5,242,880 bytes" in texts
-    assert texts[-1] == "d.jsonl: 5,242,880 bytes sent"
+    assert "d.jsonl: 40% of 5.0 MiB" in texts
+    assert texts[-1] == "d.jsonl: 5.0 MiB sent"
     told.clear()
     assert data.run(ctx, make(tmp_path)) == str(path)
     assert told[-1]["text"] == "d.jsonl: already there"
@@ -76,7 +76,7 @@ def test_a_push_over_a_slow_line_is_told_by_the_clock_too(ctx: Context, told: li
     for count in (40, 20, 10, 5, 900, 25):
         meter.add(count)
     assert [(event["done"], event["total"]) for event in told] == [(60, 1000), (75, 1000), (975, 1000)]
-    assert told[0]["text"] == "d.jsonl: 6% of 1,000 bytes"
+    assert told[0]["text"] == "d.jsonl: 6% of 1000 B"
     assert meter.sent == 1000
 
 

@@ -185,6 +185,17 @@ def test_the_disk_foretells_nothing_where_nothing_is_to_come_or_nobody_knows() -
         assert line == " disk    900 GiB left"
 
 
+def test_a_run_that_was_looked_at_often_is_watched_once() -> None:
+    add = Script()
+    add(0.0, "controller", "stage", name="launch", status="done", seconds=0.5)
+    for t in (1.0, 10.0, 20.0):
+        add(t, "controller", "stage", name="watch", status="started")
+        add(t + 1, "controller", "stage", name="watch", status="done", text="running")
+    add(30.0, "controller", "stage", name="watch", status="started")
+    text = "\n".join(screen(view_of(add.events), b"", 100, 30))
+    assert (text.count("watch"), text.count("launch")) == (1, 1)
+
+
 def test_a_refused_preflight_does_not_look_like_a_start() -> None:
     add = Script()
     add(0.0, "controller", "stage", name="preflight", status="started")

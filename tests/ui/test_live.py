@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pyte
 import pytest
+from rich.text import Text
 from support.recorded import HOST, LOG, RUN, START, failing, finished, healthy, started
 
 from controller.core.events import Event
@@ -97,6 +98,16 @@ def test_only_lines_that_changed_are_written_again() -> None:
     assert before[0] != paper.screen(60, 20)[0]
 
 
+def test_a_line_of_full_width_keeps_its_last_cell() -> None:
+    """Where nothing wraps the cursor stays on the last cell: xterm and tmux erase it too, unlike the screen here."""
+    paper = io.StringIO()
+    Painter(paper, colour=False).paint([Text("x" * 19 + "…"), Text("y")], (20, 5))
+    screen = pyte.Screen(20, 5)
+    pyte.Stream(screen).feed(paper.getvalue())
+    assert screen.display[:2] == ["x" * 19 + "…", "y".ljust(20)]
+    assert "…\x1b[K" not in paper.getvalue()
+
+
 def test_there_are_at_most_four_frames_a_second() -> None:
     paper = Paper()
     began = time.monotonic()
@@ -163,6 +174,20 @@ def test_a_failed_run_names_its_cause() -> None:
         board.event(event)
     assert "✗ cause: a layer was called wrongly" in shown(view)
     assert "fix: use hooks" in shown(view)
+
+
+def test_the_last_frame_leaves_the_failure_to_the_error_that_follows() -> None:
+    paper = Paper()
+    with live(paper) as view:
+        cause = {"known": True, "what": "a layer was called wrongly", "why": "it differs", "fix": "use hooks"}
+        board = view.sink(run=RUN, host=HOST, known=Known(diagnose=lambda: Diagnosed(cause=cause)))
+        for event in failing().events:
+            board.event(event)
+        assert "a layer was called wrongly" in shown(view)
+    last = "\n".join(paper.screen())
+    assert "failed" in last
+    assert "a layer was called wrongly" not in last
+    assert "Traceback" not in last
 
 
 def test_several_runs_are_rows_until_one_is_opened() -> None:

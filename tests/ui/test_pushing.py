@@ -21,7 +21,7 @@ def test_a_terminal_has_a_bar_that_goes_when_all_is_sent() -> None:
         bar("stage", name="data", status="started", text="d.jsonl: 400 bytes")
         assert stream.getvalue() == ""  # nothing is sent yet, and perhaps nothing will be
         push(bar, 200)
-        bar("stage", name="data", status="done", text="d.jsonl: 400 bytes sent", seconds=1.0)
+        bar("stage", name="data", status="done", text="d.jsonl: 400 B sent", seconds=1.0)
         drawn = stream.getvalue()
     assert "sending data" in drawn
     assert "200/400 bytes" in drawn

@@ -12,16 +12,18 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.recorded import START
+from support.recorded import START, healthy, view_of
 
 from controller.core.errors import UsageError
-from controller.known import gpu_ranks, known_of, usual_seconds
+from controller.known import gpu_ranks, known_of, usual_ending, usual_seconds
 from controller.logreader import LogReader
 from controller.replay import Player, load, parse_at
 from controller.runfolder import RunFolder
+from controller.ui.formats import duration_text, left_text
 from controller.ui.live import LiveView
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
@@ -145,6 +147,17 @@ def test_usual_times_are_medians_of_earlier_runs() -> None:
     assert usual["load"] == pytest.approx(511.8)
     assert usual["verify"] == pytest.approx(43.8)
     assert "capture" in usual
+
+
+def test_what_follows_the_last_sample_is_learnt_from_earlier_extractions() -> None:
+    assert usual_ending([RUNS / "running"]) is None, "it has not ended"
+    ending = usual_ending([RUNS / "finished", RUNS / "running"])
+    assert ending is not None
+    view = view_of(healthy().events)
+    assert left_text(view).endswith(" to last sample")
+    known = replace(view, ending_s=ending)
+    assert view.eta_s is not None
+    assert left_text(known) == f"{duration_text(view.eta_s + ending)} left"
 
 
 @pytest.mark.parametrize(

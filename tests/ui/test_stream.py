@@ -87,6 +87,16 @@ def test_a_traceback_is_whole_once_and_then_only_named() -> None:
     )
 
 
+def test_a_check_that_refuses_is_told_by_the_error_that_follows_and_by_a_replay() -> None:
+    event = Script()
+    event(0.0, "controller", "finding", level="fail", code="c", what="no weights", why="", fix="copy them")
+    state = reduce(RunView(), event.events[0])
+    for error_follows, said in ((True, ""), (False, "FAIL  no weights (fix: copy them)\n")):
+        stream = io.StringIO()
+        PlainView(stream, error_follows=error_follows).update(state)
+        assert stream.getvalue()[10:] == said
+
+
 def test_plain_lines_hold_no_escape_even_from_hostile_events() -> None:
     evil = "\x1b[31mred\x1b]52;c;aGk=\x07\rover"
     add = Script()

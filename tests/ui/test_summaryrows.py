@@ -5,6 +5,7 @@ from __future__ import annotations
 from support.printed import SUMMARY, Paper
 from support.recorded import RUN
 
+from controller.ui.summaryrows import summary_rows
 from controller.ui.tables import print_summary
 
 
@@ -37,6 +38,22 @@ def test_a_summary_says_what_was_proved_about_the_states() -> None:
     assert "switched off: nothing proves" in off.text
 
 
+def test_the_time_is_the_whole_and_its_parts() -> None:
+    paper = Paper()
+    timings = {
+        "push_s": 0.2, "preflight_s": 3.3, "load_s": 48.0, "extract_s": 1.8, "rehearse_s": 0.4, "verify_s": 0.4,
+        "probe_s": 22.0, "canary_s": 13.0, "data_s": 0.02, "shutdown_s": 10.0, "host_s": 100.0,
+    }  # fmt: skip
+    print_summary(paper.console, {**SUMMARY, "end_reason": "succeeded", "timings": timings})
+    assert (
+        "1 min 40 s on the host: load 48 s, probe 22 s, canary 13 s, extract 1.8 s, shutdown 10 s, verify 0.4 s, "
+        "other 4.8 s; before the launch push 0.2 s, preflight 3.3 s"
+    ) in " ".join(paper.text.split())
+    command = Paper()
+    print_summary(command.console, {**SUMMARY, "timings": {"push_s": 0.2, "host_s": 7.0}})
+    assert "7.0 s on the host; before the launch push 0.2 s" in command.text
+
+
 def test_a_summary_says_why_records_were_skipped_and_how_to_go_on() -> None:
     paper = Paper()
     print_summary(paper.console, {**SUMMARY, "kind": "extract", "skipped": {"not-json": 1, "no-text": 1}})
@@ -47,6 +64,17 @@ def test_a_summary_says_why_records_were_skipped_and_how_to_go_on() -> None:
     print_summary(whole.console, {**SUMMARY, "kind": "extract", "end_reason": "succeeded", "timings": timings})
     assert "--stale resume" not in whole.text
     assert "rehearse" not in whole.text, "nothing was rehearsed"
+
+
+def test_a_good_part_of_the_data_that_was_skipped_is_not_overlooked() -> None:
+    samples = {"expected": 32, "written": 32, "skipped": 32, "failed": 0, "missing": 0}
+    rows = dict(summary_rows({**SUMMARY, "samples": samples, "skipped": {"malformed": 32, "truncated": 5}}))
+    told = "32 of 32 written, 32 skipped of 64 records, 50% of the data (malformed 32)"
+    assert rows["samples"].plain == told
+    assert [span.style for span in rows["samples"].spans] == ["bold red"]
+    few = dict(summary_rows({**SUMMARY, "samples": {**samples, "expected": 1000, "skipped": 2}}))
+    assert few["samples"].plain.endswith(", 2 skipped")
+    assert [span.style for span in few["samples"].spans] == ["yellow"]
 
 
 def test_a_summary_shows_lengths_shares_and_what_is_missing() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.printed import SUMMARY, Paper
 from support.recorded import RUN, failing, view_of
 
-from controller.core.errors import HostKeyError
+from controller.core.errors import HostKeyError, RefusedError
 from controller.core.runview import FindingView
 from controller.ui.errors import print_error, print_failures, print_problems
 from controller.ui.stopped import print_stop
@@ -29,6 +29,19 @@ FINDINGS = [
     ),
     FindingView(level="fail", code="disk", what="too little room", why="12 GiB free", fix="choose another path " * 9),
 ]
+
+
+def test_each_check_that_refuses_is_an_error_of_its_own() -> None:
+    paper = Paper()
+    findings = [
+        {"level": level, "code": f"c{number}", "what": f"w{number}", "why": "", "fix": f"f{number}"}
+        for number, level in enumerate(("fail", "warn", "fail"))
+    ]
+    print_error(RefusedError("preflight refused (and 1 more): w0", data={"findings": findings}), paper.console)
+    assert [line for line in paper.lines if line] == [
+        "✗ preflight refused: 2 checks failed, nothing was launched",
+        "✗ w0", "  hint: f0", "  code: c0", "✗ w2", "  hint: f2", "  code: c2",
+    ]  # fmt: skip
 
 
 def test_findings_explain_only_what_is_not_right() -> None:

@@ -1,0 +1,103 @@
+"""How the end of a run is told: its summary, what it failed of, and the remedy; at once or later."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from controller import diagnosis, lookup
+from controller.core.errors import CtlError, ExitCode, JobStopped, UsageError
+from controller.core.runview import kind_word
+from controller.run import Run, exit_code
+from controller.runfolder import RunFolder, last_run
+from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json
+from controller.workspace import load_workspace
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def tell_end(run: Run, *, as_json: bool, told: Collection[tuple[object, ...]]) -> ExitCode:
+    """Print how a watched run ended; `told` as for `print_failure`. Raises the error that belongs to the end."""
+    error = run.error()
+    summary = run.summary
+    if as_json:
+        print_json(
+            summary if summary is not None else {"schema_version": 1, "error": error.to_dict() if error else None}
+        )
+        return exit_code(error)
+    from controller.ui.errors import print_stopped
+    from controller.ui.tables import print_summary
+
+    if summary is not None:
+        print_summary(out_console(), summary, cause=False)
+    if isinstance(error, JobStopped) and summary is not None:
+        # Somebody asked for it, and the summary has said so: no more blocks that read like failures.
+        print_stopped(summary)
+        return exit_code(error)
+    if error is not None:
+        # The error that is raised says the end and the remedy, as the last lines of all.
+        _print_failure(run, error, told=told)
+        raise error
+    return ExitCode.OK
+
+
+def _print_failure(
+    run: Run, error: CtlError, console: Console | None = None, *, told: Collection[tuple[object, ...]] = ()
+) -> None:
+    """Print what a run failed of; what that says, the error itself need not say again."""
+    from controller.ui.failed import print_failure
+
+    summary, log = run.summary, run.folder.path / "log"
+    problems = summary.get("problems", ()) if summary is not None else ()
+    if print_failure(problems, _cause(run, summary), log, console, end_reason=error.code, told=told):
+        error.why = ""
+
+
+def _cause(run: Run, summary: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the triage of a failed run; a lost one has no summary, but may have left a log."""
+    if summary is not None:
+        cause: Mapping[str, Any] | None = summary["triage"]
+        return cause
+    found = diagnosis.diagnose_run(run.folder).triage
+    return found.record() if found else None
+
+
+def say_which(folder: RunFolder) -> None:
+    """Say on stderr that a run nobody named is none that people mean by "the last", and which extraction is."""
+    extraction = last_run(folder.path.parent, "extract")
+    if folder.kind in ("rehearse", "convert") and extraction is not None:
+        words = f"run {folder.run_id} is a {kind_word(folder.kind)}; the last extraction is {extraction.run_id}"
+        err_console().print(words, markup=False, soft_wrap=True)
+
+
+def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
+    with lookup.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
+        if run.summary is None:
+            lookup.copy_what_is_new(run)
+        document = run.summary
+        if document is None:
+            raise UsageError(
+                f"run {run.id} has no summary yet",
+                why=f"it is {run.state}",
+                fix=f"watch it with `ctl attach {run.id}`",
+                code="no-summary",
+            )
+    if as_json:
+        print_json(document)
+    else:
+        from controller.reporting import print_samples
+        from controller.ui.errors import print_error, print_stopped
+        from controller.ui.tables import print_summary
+
+        error = run.error()
+        print_summary(out_console(), document, cause=False)
+        print_samples(run.folder)
+        if run_id is None:
+            say_which(run.folder)
+        if isinstance(error, JobStopped):
+            print_stopped(document, out_console())
+        elif error is not None:
+            _print_failure(run, error, out_console())
+            print_error(error, out_console())
+    return ExitCode.OK

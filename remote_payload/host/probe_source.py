@@ -1,0 +1,75 @@
+"""The `source` section: the run whose samples are to be converted, and whether they are still where it wrote them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, Sequence
+
+from remote_payload.host.files import read_json, read_lines
+from remote_payload.host.layout import OWNER_MARKER, RunPaths
+from remote_payload.host.ps import judge_run
+from remote_payload.host.sections import Note
+
+LOOKED_AT = 64
+"""Samples, spread over all, whose size is compared: on a cold network disk each costs milliseconds."""
+
+
+def probe_source(note: Note, run: str) -> Dict[str, Any]:
+    """Return what is left of the run folder `run` and its samples.
+
+    {run_id, found, over, state, output, written, present, changed, marker}: `written` counts the samples of its
+    ledgers, `present` those whose file is in `output`, `changed` those of the ones looked at whose size is another;
+    `marker` is the run id that the folder's owner marker names.
+    """
+    note(run)
+    paths = RunPaths(run)
+    plan = read_json(paths.plan)
+    found: Dict[str, Any] = {
+        "run_id": os.path.basename(run), "found": plan is not None, "over": True, "state": None,
+        "output": None, "written": 0, "present": 0, "changed": 0, "marker": None,
+    }  # fmt: skip
+    if plan is None:
+        return found
+    standing = judge_run(paths)
+    spec = plan.get("extract") or {}
+    output = spec.get("output")
+    found.update(over=standing.is_over, state=standing.state.value, output=output)
+    if output is None:
+        return found
+    note(output)
+    names = set(os.listdir(output)) if os.path.isdir(output) else set()
+    lines = list(written_samples(paths).values())
+    there = [line for line in lines if line["file"] in names]
+    found.update(
+        written=len(lines),
+        present=len(there),
+        changed=sum(not _as_written(output, line) for line in _spread(there)),
+        marker=(_marker(output) or {}).get("run_id"),
+    )
+    return found
+
+
+def written_samples(paths: RunPaths) -> Dict[int, Dict[str, Any]]:
+    """Return the line of each sample that a run wrote or kept, by index, from all of its ledgers."""
+    names = sorted(os.listdir(paths.ledger)) if os.path.isdir(paths.ledger) else []
+    lines = [line for name in names for line in read_lines(os.path.join(paths.ledger, name))]
+    return {line["index"]: line for line in lines if "file" in line}
+
+
+def _spread(lines: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    step = max(1, len(lines) // LOOKED_AT)
+    return list(lines[::step][:LOOKED_AT])
+
+
+def _as_written(folder: str, line: Dict[str, Any]) -> bool:
+    try:
+        return os.stat(os.path.join(folder, line["file"])).st_size == line.get("bytes")
+    except FileNotFoundError:  # deleted at this very moment
+        return False
+
+
+def _marker(output: str) -> Any:
+    try:
+        return read_json(os.path.join(output, OWNER_MARKER))
+    except (OSError, ValueError):  # it only says who wrote there since
+        return None
