@@ -1,7 +1,7 @@
-"""How the tests are shared out where `make test` runs two processes of them: no engine ever meets another one.
+"""What holds for every test, beside whichever others it runs; and how `make test` shares them out to two processes.
 
-Files go whole to whichever process is free. All that start an engine go to one, so that each engine is still started
-once and its memory taken once, and the other process has the second core for all else.
+Files go whole to whichever process is free. All that start an engine go to one, so that no engine ever meets another
+one, each is still started once, and the other process has the second core for all else.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
 ENGINES = "engine"
 """The marker of a test that starts one, and the name of all their files together."""
+
+# How long an example takes, and how long the next one is in coming, depends on who else works on the machine.
+settings.register_profile("ctl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ctl")
 
 
 @pytest.fixture(autouse=True)
