@@ -5,6 +5,8 @@ PY := .venv/bin/python
 # The oldest vLLM that shares torch with the pinned one, see requirements/.
 OLDER := 0.28
 OLDER_PY := .venv-vllm-$(OLDER)/bin/python
+# Tests in two processes, for the two cores of CI; tests/conftest.py says who gets which. 0: one after another.
+WORKERS := 2
 
 demo: setup
 	$(PY) tools/demo.py run
@@ -12,8 +14,10 @@ demo: setup
 demo-stop:
 	@if [ -x $(PY) ]; then $(PY) tools/demo.py stop; else echo "nothing to stop: there is no .venv"; fi
 
-test: setup lint older
-	$(PY) -m pytest -m "not slow"
+# The linters want a core, the older vLLM mostly the network.
+test: setup
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint older
+	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(OLDER_PY) -m pytest tests/extract/test_older_vllm.py tests/extract/test_versions.py -m "not slow"
 
 test-all: setup lint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import subprocess
@@ -106,12 +107,18 @@ def test_every_mentioned_command_exists_with_its_options() -> None:
     assert wrong == []
 
 
+@functools.cache
+def whole() -> Any:
+    """Return all of `ctl` as a tree; to build it takes as long as to look through hundreds of lines."""
+    return typer.main.get_command(app)
+
+
 def problem_of(line: str) -> str:
     """Say what of a command line does not exist: a verb, a verb of a group, or an option."""
     words = [PLACEHOLDERS.get(word, word) for word in shlex.split(line, comments=True)[1:]]
     if "--" in words:
         words = words[: words.index("--")]
-    command: Any = typer.main.get_command(app)
+    command = whole()
     while words and hasattr(command, "commands") and not words[0].startswith("-"):
         if words[0] not in command.commands:
             # A group of its own, such as `ctl hosts`, or a name for all verbs.
@@ -137,9 +144,7 @@ def leaves(group: Any, words: str = "") -> Iterator[tuple[str, Any]]:
 
 def test_every_verb_with_json_has_its_fields_documented() -> None:
     page = (ROOT / "docs" / "json.md").read_text()
-    verbs = [
-        words for words, leaf in leaves(typer.main.get_command(app)) if any("--json" in p.opts for p in leaf.params)
-    ]
+    verbs = [words for words, leaf in leaves(whole()) if any("--json" in p.opts for p in leaf.params)]
     assert [verb for verb in verbs if f"\n## {verb}\n" not in page and f"`ctl {verb}`" not in page] == []
 
 

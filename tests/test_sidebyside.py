@@ -12,11 +12,11 @@ import pytest
 from controller.sidebyside import side_by_side
 
 HANGS = """
-import sys, time
+import os, sys, time
 from controller.sidebyside import side_by_side
 
 def look(seconds):
-    print("looking", flush=True)
+    os.write(1, b"looking\\n")  # of two threads at once, `print` may write the words first and then both ends of line
     time.sleep(seconds)
 
 try:

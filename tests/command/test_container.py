@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,8 +64,10 @@ stop_grace = 1
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return podman.install(tmp_path_factory.mktemp("podman"))
+def programs() -> Iterator[Path]:
+    # Podman takes no runroot of more than 50 characters. What a container left is not always ours to delete.
+    with tempfile.TemporaryDirectory(prefix="ctl-p-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield podman.install(Path(folder))
 
 
 def contained(host: CommandHost, programs: Path, word: str) -> dict[str, object]:

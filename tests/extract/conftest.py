@@ -192,7 +192,7 @@ def deepseek_experts(start: Any) -> Run:
 
 @pytest.fixture(scope="session")
 def mistral(start: Any) -> Run:
-    return start("mistral-sliding-tiny", canary=True)
+    return start("mistral-sliding-tiny", engine=releases.sliding_window(), canary=True)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import consumers
+from support import consumers, releases
 from support.extraction import REPOSITORY, Run, execute, header_of
 from support.reference import relative_error
 
@@ -19,6 +19,8 @@ SKIPPED = {14, 15}
 """Indexes of the shared data set's refused records."""
 
 TOLERANCE = 1e-5
+
+DEEPSEEK = releases.stand_in("deepseek-v3-tiny")
 
 FP8_TOLERANCE = 0.04
 """Relative L2 error of a row: 3 bits of mantissa round by a sixteenth at most, a thirtieth on average."""
@@ -34,7 +36,7 @@ def specforge_share(start: Any) -> Run:
 def speculators_fp8(start: Any) -> Run:
     path = os.pathsep.join([str(REPOSITORY), str(consumers.install("columns"))])
     engine = {"kv_cache_dtype": "auto"}
-    return start("deepseek-v3-tiny", store_dtype="fp8", engine=engine, env={"PYTHONPATH": path})
+    return start(DEEPSEEK, store_dtype="fp8", engine=engine, env={"PYTHONPATH": path})
 
 
 @pytest.mark.engine
@@ -109,7 +111,7 @@ def test_speculators_reads_fp8_states_with_their_data_set(
     found = consumers.load("speculators", out, tmp_path / "o.pt", ("columns", "speculators-0.9"), "float32", "fp8")
     assert {int(sample["index"]) for sample in found} == {i for i in range(22) if i not in SKIPPED}
     for sample in found:
-        states, _ = expected("deepseek-v3-tiny", sample["input_ids"].tolist())
+        states, _ = expected(DEEPSEEK, sample["input_ids"].tolist())
         wanted = torch.cat([states[boundary] for boundary in (2, 4, 5)], dim=1)
         assert relative_error(sample["hidden_states"], wanted) <= FP8_TOLERANCE
         last = sample["verifier_last_hidden_states"]

@@ -23,6 +23,7 @@ from remote_payload.host.journal import EventWriter
 
 MAX_LENGTH = 300
 ENGINE = {"enforce_eager": True, "max_num_batched_tokens": 512, "max_num_seqs": 8}
+KIMI = releases.stand_in("kimi-k25-tiny")
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +50,7 @@ def rehearse(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
 @pytest.fixture(scope="session")
 def rehearsed(rehearse: Any, model: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     workdir = tmp_path_factory.mktemp("workdir")
-    return rehearse(model("kimi-k25-tiny"), workdir=workdir), workdir
+    return rehearse(model(KIMI), workdir=workdir), workdir
 
 
 def problems(run: Run) -> str:
@@ -196,12 +197,12 @@ def test_the_same_rehearsal_is_remembered_and_another_is_not(
 ) -> None:
     first, workdir = rehearsed
     fields = json.loads((first.folder / "plan.json").read_text())["extract"]
-    again = rehearse(model("kimi-k25-tiny"), workdir=workdir, output=fields["output"])
+    again = rehearse(model(KIMI), workdir=workdir, output=fields["output"])
     assert again.code == 0, again.log[-4000:]
     assert "rehearsal: engine" not in again.log
     assert json.loads((again.folder / "rehearsal.json").read_text())["remembered"] is True
     # Other engine arguments are another rehearsal; this one fails at once, before an engine.
-    other = rehearse(model("kimi-k25-tiny"), workdir=workdir, output=fields["output"], engine={"max_model_len": 10})
+    other = rehearse(model(KIMI), workdir=workdir, output=fields["output"], engine={"max_model_len": 10})
     assert other.code == 1
 
 

@@ -14,7 +14,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,14 @@ from remote_payload.host.framing import pack_frame
 FILES = {"remote_payload/__init__.py": b"", "remote_payload/host/main.py": b"print('hello')\n"}
 MANIFEST = {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()}
 DIGEST = framing.manifest_digest(MANIFEST)
+
+
+@pytest.fixture(autouse=True)
+def umask_of_a_program() -> Iterator[None]:
+    """`receive` sets the umask of its process, which here is that of the tests."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 def archive(files: dict[str, bytes] = FILES, change: Callable[[tarfile.TarFile], None] | None = None) -> bytes:
