@@ -1,0 +1,122 @@
+"""What the driver keeps of a sample once it is on disk: nothing but the numbers of `Samples`."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tracemalloc
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote_payload.extract import admission
+from remote_payload.extract.admission import Admission, Room
+from remote_payload.extract.dataset import Sample, Samples
+from remote_payload.extract.progress import Counts, LedgerTail, PatientEvents, Progress
+from remote_payload.host.journal import EventWriter
+
+SAMPLES, TOKENS, BATCH = 12_000, 8, 64
+STATE = {"norm_mean": 1.234567, "norm_max": 2.345678, "nan": 0, "inf": 0, "zero_rows": 0}
+NOISE_BYTES = 64 << 10
+"""Of caches that fill up meanwhile: 6 bytes a sample, where one number in a dictionary takes a hundred."""
+
+SAMPLE_BYTES = 27
+"""index 8, tokens 8, whether there is a mask 1, length of the name 2, hash of the tokens 8"""
+
+
+def record(index: int) -> dict[str, Any]:
+    """A ledger line of the usual size."""
+    return {
+        "index": index, "file": f"hs_{index}.safetensors", "tokens": TOKENS, "bytes": 1000, "sha256": "a" * 64,
+        "token_sha256": "b" * 64, "states": [{"boundary": b, **STATE} for b in (2, 4, 5, 8)], "seconds": 0.1,
+    }  # fmt: skip
+
+
+class Engine:
+    """Computes and writes BATCH samples a step; every tenth is given up once.
+
+    `marks`: traced bytes, by samples done.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._ledger = (folder / "ledger" / "rank-0.jsonl").open("a")
+        self._queue: deque[tuple[str, Sample]] = deque()
+        self._deferred: list[int] = []
+        self.done = 0
+        self.marks: dict[int, int] = {}
+
+    def add(self, request_id: str, sample: Sample) -> None:
+        self._queue.append((request_id, sample))
+
+    def step(self) -> None:
+        for _ in range(min(BATCH, len(self._queue))):
+            name, sample = self._queue.popleft()
+            if sample.index % 10 == 0 and "." not in name:
+                self._deferred.append(sample.index)
+                continue
+            self._ledger.write(json.dumps(record(sample.index)) + "\n")
+            self.done += 1
+            if self.done in (SAMPLES // 4, SAMPLES * 3 // 4):
+                gc.collect()
+                self.marks[self.done] = tracemalloc.get_traced_memory()[0]
+        self._ledger.flush()
+
+    def busy(self) -> bool:
+        return bool(self._queue)
+
+    def status(self) -> list[dict[str, Any]]:
+        deferred, self._deferred = self._deferred, []
+        return [{"rank": 0, "writing": 1, "stalled": None, "deferred": deferred}]
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+def test_a_sample_on_disk_leaves_nothing_in_the_drivers_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced: None
+) -> None:
+    monkeypatch.setattr(admission, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(admission, "BUSY_STATUS_S", 0.0)
+    monkeypatch.setattr(admission, "WINDOW_SAMPLES", 256)
+    (tmp_path / "ledger").mkdir()
+    engine, samples = Engine(tmp_path), Samples()
+    for index in range(SAMPLES):
+        samples.add(Sample(index=index, token_ids=[index] * TOKENS, loss_mask=None))
+    events = PatientEvents(EventWriter(str(tmp_path / "events"), "driver", "20260102-030405-abcdef", "here"))
+    room = Room(output=str(tmp_path), ranks=1, row_bytes=100, buffer_bytes=1 << 30, side_bytes=8, rewrites=False)
+    with Progress(events, total=SAMPLES, skipped=0, kept=Counts()) as progress:
+        tail = LedgerTail(str(tmp_path / "ledger"))
+        Admission(engine, room, tail, progress, lambda level, code, text: None).run(samples)
+    assert progress.done == SAMPLES
+    early, late = (engine.marks[mark] for mark in sorted(engine.marks))
+    assert late - early < NOISE_BYTES
+
+
+def test_the_data_set_keeps_a_few_numbers_of_each_sample(traced: None) -> None:
+    samples = Samples()
+    sizes = []
+    for index in range(SAMPLES):
+        samples.add(Sample(index=index, token_ids=[index] * TOKENS, loss_mask=None, record_id=f"record {index}"))
+        if index in (SAMPLES // 4, SAMPLES - 1):
+            gc.collect()
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    # Arrays grow ahead by up to an eighth.
+    assert sizes[1] - sizes[0] < SAMPLES * 3 // 4 * SAMPLE_BYTES * 9 / 8 + NOISE_BYTES
+
+
+def test_a_ledger_is_never_in_memory_as_a_whole(tmp_path: Path, traced: None) -> None:
+    """The driver of a run that fails reads it to its end."""
+    with (tmp_path / "rank-0.jsonl").open("w") as file:
+        for index in range(SAMPLES):
+            file.write(json.dumps(record(index)) + "\n")
+    whole = (tmp_path / "rank-0.jsonl").stat().st_size
+    tracemalloc.reset_peak()
+    assert sum(1 for _ in LedgerTail(str(tmp_path)).read()) == SAMPLES
+    assert tracemalloc.get_traced_memory()[1] < whole / 8
