@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import tracemalloc
 from collections import deque
 from collections.abc import Iterator
@@ -11,17 +12,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.extraction import make_run, write_lines
 
 from remote_payload.extract import admission
 from remote_payload.extract.admission import Admission, Room
 from remote_payload.extract.dataset import Sample, Samples
+from remote_payload.extract.format_safetensors import SPECULATORS
+from remote_payload.extract.formats import SampleData, publish, token_digest
+from remote_payload.extract.output import OutputLedger
 from remote_payload.extract.progress import Counts, LedgerTail, PatientEvents, Progress
+from remote_payload.extract.settings import MANIFEST
+from remote_payload.extract.summarize import verify
+from remote_payload.host.files import write_json
 from remote_payload.host.journal import EventWriter
+from remote_payload.host.layout import OUTPUT_LEDGER, RunPaths
 
 SAMPLES, TOKENS, BATCH = 12_000, 8, 64
 STATE = {"norm_mean": 1.234567, "norm_max": 2.345678, "nan": 0, "inf": 0, "zero_rows": 0}
 NOISE_BYTES = 64 << 10
 """Of caches that fill up meanwhile: 6 bytes a sample, where one number in a dictionary takes a hundred."""
+
+PLACE_BYTES = 250
+"""Of a dictionary from one number to another, at its most roomy. A ledger line takes 3,000."""
 
 SAMPLE_BYTES = 27
 """index 8, tokens 8, whether there is a mask 1, length of the name 2, hash of the tokens 8"""
@@ -120,3 +132,50 @@ def test_a_ledger_is_never_in_memory_as_a_whole(tmp_path: Path, traced: None) ->
     tracemalloc.reset_peak()
     assert sum(1 for _ in LedgerTail(str(tmp_path)).read()) == SAMPLES
     assert tracemalloc.get_traced_memory()[1] < whole / 8
+
+
+def test_of_an_earlier_runs_ledger_only_the_places_are_in_memory(tmp_path: Path, traced: None) -> None:
+    folder = tmp_path / OUTPUT_LEDGER
+    folder.mkdir()
+    records = [record(index) for index in range(SAMPLES)]
+    write_lines(folder / "20260101-000000-abcdef.rank-0.jsonl", records)
+    write_lines(folder / "20260102-000000-abcdef.rank-0.jsonl", ["{ cut", {**record(7), "tokens": 99}])
+    del records
+    gc.collect()
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    with OutputLedger(str(tmp_path)) as ledger:
+        assert tracemalloc.get_traced_memory()[1] - before < SAMPLES * PLACE_BYTES
+        assert ledger.get(SAMPLES - 1) == record(SAMPLES - 1)
+        assert ledger.get(7) == {**record(7), "tokens": 99}  # the later run's
+        assert ledger.get(SAMPLES) is None
+
+
+def test_the_verify_step_holds_no_line_longer_than_it_looks_at_it(tmp_path: Path, traced: None) -> None:
+    run, count = make_run(tmp_path), SAMPLES // 4
+    paths = RunPaths(str(run.folder))
+    run.output.mkdir()
+    os.mkdir(paths.ledger)
+    ids = bytes(8 * TOKENS)
+    data = SampleData(
+        token_ids=ids, loss_mask=bytes(TOKENS), hidden=memoryview(bytes(TOKENS * 4 * 4 * 2)), shape=(TOKENS, 4, 4),
+        dtype="BF16", scales=None, metadata={},
+    )  # fmt: skip
+    size, digest = publish(str(run.path(0)), lambda sink: SPECULATORS.write(data, sink))
+    for index in range(1, count):
+        os.link(run.path(0), run.path(index))
+    told = {"bytes": size, "sha256": digest, "token_sha256": token_digest(ids)}
+    write_lines(Path(paths.ledger, "rank-0.jsonl"), [{**record(index), **told} for index in range(count)])
+    write_json(
+        os.path.join(paths.folder, MANIFEST),
+        {"expected": count, "tokens": count * TOKENS, "records": count, "shard": [1, 1], "data": "jsonl",
+         "skipped": {}, "boundaries": [2, 4, 5, 8], "num_layers": 8, "hidden": 4, "final_norm": False,
+         "capture_path": "hooks", "token_lengths": [], "versions": {}},
+    )  # fmt: skip
+    verify(paths)  # what is loaded and cached once
+    gc.collect()
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    document = verify(paths)
+    assert (document["samples"]["written"], document["problems"]) == (count, [])
+    assert tracemalloc.get_traced_memory()[1] - before < count * PLACE_BYTES + NOISE_BYTES
