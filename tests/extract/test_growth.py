@@ -1,30 +1,35 @@
-"""What the driver keeps of a sample once it is on disk: nothing but the numbers of `Samples`."""
+"""What driver and ranks keep of a sample once it is on disk: nothing but the numbers of `Samples`."""
 
 from __future__ import annotations
 
 import gc
 import json
 import os
+import tempfile
 import tracemalloc
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from support.extraction import make_run, write_lines
 
 from remote_payload.extract import admission
 from remote_payload.extract.admission import Admission, Room
+from remote_payload.extract.collect import INDEX_KEY, Collector
 from remote_payload.extract.dataset import Sample, Samples
 from remote_payload.extract.format_safetensors import SPECULATORS
 from remote_payload.extract.formats import SampleData, publish, token_digest
 from remote_payload.extract.output import OutputLedger
 from remote_payload.extract.progress import Counts, LedgerTail, PatientEvents, Progress
 from remote_payload.extract.settings import MANIFEST
+from remote_payload.extract.store import SampleStore
 from remote_payload.extract.summarize import verify
 from remote_payload.host.files import write_json
-from remote_payload.host.journal import EventWriter
+from remote_payload.host.journal import EventWriter, Journal
 from remote_payload.host.layout import OUTPUT_LEDGER, RunPaths
 
 SAMPLES, TOKENS, BATCH = 12_000, 8, 64
@@ -109,6 +114,49 @@ def test_a_sample_on_disk_leaves_nothing_in_the_drivers_memory(
     assert progress.done == SAMPLES
     early, late = (engine.marks[mark] for mark in sorted(engine.marks))
     assert late - early < NOISE_BYTES
+
+
+def test_a_sample_on_disk_leaves_nothing_in_a_ranks_memory(traced: None) -> None:
+    count = SAMPLES // 4
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+        store = SampleStore(
+            output=f"{folder}/out", form=SPECULATORS, boundaries=(2, 4, 5, 8), hidden=4, dtype=torch.float32,
+            device=torch.device("cpu"), ledgers=[Journal(f"{folder}/rank-0.jsonl")], buffer_bytes=1 << 20,
+            metadata=lambda buffer, states, digest: {"index": str(buffer.index), "states": json.dumps(states)},
+        )  # fmt: skip
+        collector, finished, marks = Collector(), list[str](), []
+        for first in range(0, count, BATCH):
+            scheduled = step_of(range(first, first + BATCH), finished)
+            segments = collector.begin(scheduled).segments
+            buffers = [store.open(part.request.index, part.request.token_ids, None) for part in segments]
+            block = store.block([torch.ones(BATCH * TOKENS, 4)] * 4, [(0, BATCH * TOKENS)])
+            assert None not in buffers
+            store.copy(block, [(buffer, 0, TOKENS) for buffer in buffers if buffer is not None])
+            for buffer in filter(None, buffers):
+                store.finish(buffer)
+            store.drain()
+            finished = list(scheduled.num_scheduled_tokens)
+            del segments, buffers, block, scheduled
+            if first in (count // 4 // BATCH * BATCH, (count - 1) // BATCH * BATCH):
+                gc.collect()
+                marks.append(tracemalloc.get_traced_memory()[0])
+    early, late = marks
+    assert late - early < NOISE_BYTES
+
+
+def step_of(indexes: range, finished: list[str]) -> Any:
+    """What vLLM's scheduler says of a step with whole new prompts."""
+    new = [
+        SimpleNamespace(
+            req_id=str(index), prompt_token_ids=[1] * TOKENS, num_computed_tokens=0,
+            sampling_params=SimpleNamespace(extra_args={INDEX_KEY: index}),
+        )
+        for index in indexes
+    ]  # fmt: skip
+    return SimpleNamespace(
+        finished_req_ids=finished, scheduled_new_reqs=new, num_scheduled_tokens={each.req_id: TOKENS for each in new},
+        scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
+    )  # fmt: skip
 
 
 def test_the_data_set_keeps_a_few_numbers_of_each_sample(traced: None) -> None:
