@@ -296,3 +296,42 @@ def clear(
     from controller import clearing
 
     return clearing.clear(path, host, playbook, yes=yes, dry_run=dry_run, as_json=as_json)
+
+
+@command(
+    "prune",
+    panel="Run",
+    examples=(
+        "ctl prune --host gpu1 --older-than 30d --dry-run",
+        "ctl prune --host gpu1 --older-than 30d --keep 20      (old ones, less the newest 20)",
+        "ctl prune --host gpu1 --keep 20 --yes --json",
+    ),
+)
+def prune(
+    host: HostOption = None,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", help="Runs that ended longer ago: 30d, 12h, 1h30m.")
+    ] = None,
+    keep: Annotated[int | None, typer.Option("--keep", min=0, help="Keep the newest N runs of the host.")] = None,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Also runs whose samples are in their output, and those without a copy on this workstation."
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete what is shown, without asking.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show which run folders would go, and delete nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> ExitCode:
+    """Delete the folders of ended runs from a host: show them, ask, delete exactly those, and look again.
+
+    Outputs, runs that are not over, and what a dead run left are never touched.
+    """
+    from controller import pruning
+
+    return pruning.prune(
+        host, older_than=older_than, keep=keep, everything=everything, yes=yes, dry_run=dry_run, as_json=as_json
+    )

@@ -99,7 +99,8 @@ class Capturing:
 
         self._rounds += 1
         tail, inner, number = LedgerTail(self._ledgers), VllmEngine(self.llm), self._rounds
-        list(tail.read())  # the lines of earlier rounds
+        for _ in tail.read():
+            pass  # the lines of earlier rounds, one by one: a list of them would be taken for growth
 
         class Numbered:
             """Every round's requests under names of their own."""

@@ -3,14 +3,14 @@
 The parent is the place to wait. A worker that blocks is killed by vLLM's own time-out, an idle engine is not. So a
 sample is admitted only if the buffers of its rank add up to hold it even should no writer make progress, and if the
 disk has room for it and for all that was admitted before. A sample that a worker had to give up all the same, because
-no hole between the others was large enough or the disk was full, is admitted again.
+no hole between the others was large enough or the disk was full, is admitted again: before any that is new, and from
+the third time on with its rank's buffers to itself, so that small samples never keep a long one out.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -44,6 +44,15 @@ BEAT_S = 30.0
 
 BACKOFF_S = 60.0
 """At most this long until a sample that was given up is tried again: each try costs its computation."""
+
+BACKOFF_DOUBLINGS = 6
+"""From one second; a disk that stays full for days means thousands of attempts, and 2.0 ** 1024 is an error."""
+
+ALONE_AFTER = 2
+"""Given up so often, a sample comes when its rank holds no other, and none until it is written: any hole will do."""
+
+ALONE_ATTEMPTS = 10
+"""Given up so often even then, it never will be written: with waits and backoff that is a quarter of an hour."""
 
 RESERVE_PART, RESERVE_BYTES = 50, 256 << 20
 """Left free: a 50th of the file system, at most 256 MiB, for events, logs and ledgers that share the disk."""
@@ -98,6 +107,17 @@ class Room:
         return rows + again + tokens * self.side_bytes + described + SAMPLE_OVERHEAD_BYTES
 
 
+@dataclass(slots=True, kw_only=True)
+class _Again:
+    """A sample that was given up, until it is on disk."""
+
+    sample: Sample
+    attempts: int = 0  # that failed
+    alone: int = 0  # of them with the rank's buffers to itself, and the disk not full
+    due: float = 0.0  # time.monotonic()
+    waiting: bool = True  # not admitted again yet
+
+
 class Admission:
     """Feeds samples to the engine until each of them is in a ledger."""
 
@@ -114,43 +134,58 @@ class Admission:
         self._under_way: dict[int, Sample] = {}
         self._charged = [0] * room.ranks
         self._tokens = self._promised = 0
-        self._again: deque[Sample] = deque()
-        self._attempts: dict[int, int] = {}
+        self._again: dict[int, _Again] = {}
+        self._waiting = 0  # of them
+        self._alone: set[int] = set()  # ranks whose buffers one sample has to itself
         self._disk = _Disk(room.output)
         self._paused: float | None = None  # time.monotonic() of the beginning
         self._stalled = False  # writers were stuck when last asked
-        self._asked = self._beaten = self._collected = self._retry_at = 0.0
+        self._asked = self._beaten = self._collected = 0.0
 
     def run(self, samples: Iterable[Sample]) -> None:
         """Return when every sample is on disk.
 
-        Raises what a writer raised, and CaptureError if a computed sample never comes to disk.
+        Raises what a writer raised, and CaptureError if a computed sample never comes to disk, or is given up again
+        and again.
         """
         queue = iter(samples)
         following = next(queue, None)
         while True:
             if time.monotonic() - self._collected >= POLL_S:
                 self._collect()
-            while self._again and time.monotonic() >= self._retry_at and self._admits(self._again[0]):
-                self._add(self._again.popleft())
-            while following is not None and self._admits(following):
+            while (due := self._due()) is not None and self._admits(due):
+                self._add(due)
+            # What is due and has no room comes first, or new samples would take every byte that is given back.
+            while due is None and following is not None and not self._is_full() and self._admits(following):
                 self._add(following)
                 following = next(queue, None)
             if self._engine.busy():
                 self._engine.step()
                 if time.monotonic() - self._asked >= BUSY_STATUS_S:
                     self._ask()
-            elif self._under_way or self._again or following is not None:
+            elif self._under_way or self._waiting or following is not None:
                 self._wait()
             else:
                 self._resume()
                 return
 
+    def _is_full(self) -> bool:
+        """Whether a new sample would be too many. Those to come again count, and are admitted all the same."""
+        return self._tokens >= WINDOW_TOKENS or len(self._under_way) + self._waiting >= WINDOW_SAMPLES
+
+    def _due(self) -> Sample | None:
+        """Return the sample whose time to come again is longest past."""
+        if not self._waiting:
+            return None
+        first = min((again for again in self._again.values() if again.waiting), key=lambda again: again.due)
+        return first.sample if time.monotonic() >= first.due else None
+
     def _admits(self, sample: Sample) -> bool:
         rank = self._room.rank_of(sample.index)
-        full = self._tokens >= WINDOW_TOKENS or len(self._under_way) >= WINDOW_SAMPLES
         held = self._charged[rank]
-        if full or (held and held + self._room.charge(sample) > self._room.buffer_bytes):
+        if held and (held + self._room.charge(sample) > self._room.buffer_bytes or self._is_to_be_alone(sample)):
+            return False
+        if rank in self._alone:
             return False
         if self._stalled and self._under_way:
             return False
@@ -163,15 +198,26 @@ class Admission:
             self._pause("disk-low", f"{self._room.output} has {max(self._disk.free, 0):,} bytes free for {needed:,}")
         return False
 
-    def _add(self, sample: Sample) -> None:
-        attempt = self._attempts.get(sample.index, 0)
-        self._engine.add(f"{sample.index}.{attempt}" if attempt else str(sample.index), sample)
-        self._under_way[sample.index] = sample
-        self._account(sample, 1)
+    def _is_to_be_alone(self, sample: Sample) -> bool:
+        again = self._again.get(sample.index)
+        return again is not None and again.attempts >= ALONE_AFTER
 
-    def _account(self, sample: Sample, sign: int) -> None:
+    def _add(self, sample: Sample) -> None:
+        again = self._again.get(sample.index)
+        if again is None:
+            self._engine.add(str(sample.index), sample)
+            self._tokens += len(sample.token_ids)
+        else:
+            self._engine.add(f"{sample.index}.{again.attempts}", sample)
+            again.waiting = False
+            self._waiting -= 1
+        if self._is_to_be_alone(sample):
+            self._alone.add(self._room.rank_of(sample.index))
+        self._under_way[sample.index] = sample
+        self._charge(sample, 1)
+
+    def _charge(self, sample: Sample, sign: int) -> None:
         self._charged[self._room.rank_of(sample.index)] += sign * self._room.charge(sample)
-        self._tokens += sign * len(sample.token_ids)
         self._promised += sign * self._room.file_bytes(sample)
 
     def _collect(self) -> None:
@@ -181,7 +227,10 @@ class Admission:
             self._disk.wrote(record["bytes"])
             sample = self._under_way.pop(record["index"], None)
             if sample is not None:
-                self._account(sample, -1)
+                self._charge(sample, -1)
+                self._tokens -= len(sample.token_ids)
+                self._again.pop(sample.index, None)
+                self._alone.discard(self._room.rank_of(sample.index))
 
     def _wait(self) -> None:
         """The engine is idle: writers are at work, or the disk is full."""
@@ -215,11 +264,22 @@ class Admission:
         sample = self._under_way.pop(index, None)
         if sample is None:
             return
-        self._account(sample, -1)
-        attempts = self._attempts[index] = self._attempts.get(index, 0) + 1
-        self._retry_at = time.monotonic() + min(BACKOFF_S, 2.0 ** (attempts - 1))
-        self._again.append(sample)
-        text = f"the buffers had no room for sample {index}, attempt {attempts}: it will be captured again"
+        self._charge(sample, -1)
+        again = self._again.setdefault(index, _Again(sample=sample))
+        again.attempts += 1
+        again.waiting = True
+        self._waiting += 1
+        again.due = time.monotonic() + min(BACKOFF_S, 2.0 ** min(again.attempts - 1, BACKOFF_DOUBLINGS))
+        if (rank := self._room.rank_of(index)) in self._alone:
+            self._alone.discard(rank)
+            again.alone += not self._stalled
+        if again.alone >= ALONE_ATTEMPTS:
+            raise CaptureError(
+                f"sample {index} of {len(sample.token_ids):,} tokens was given up {again.attempts} times, the last "
+                f"with the {self._room.buffer_bytes:,} bytes of a rank's buffers to itself: the disk is too slow to "
+                "take its states in pieces; use a faster one, more buffer_bytes, or a smaller max_seq_len"
+            )
+        text = f"the buffers had no room for sample {index}, attempt {again.attempts}: it will be captured again"
         self._notice("warn", "sample-deferred", text)
 
     def _pause(self, code: str, why: str) -> None:

@@ -310,11 +310,15 @@ def unshared(prompts: Sequence[Sequence[int]]) -> list[bool]:
 
 
 def distances_apart(rows: torch.Tensor) -> list[float]:
-    """Return each state's median relative distance to its nearest stored neighbour; rows [rows, states, hidden]."""
+    """Return each state's median relative distance to its nearest stored neighbour; rows [rows, states, hidden].
+
+    A neighbour that is the same (the layers between compute nothing) is no yardstick; where there is no other, the
+    nearest two of all stand in, and 1 where none differ.
+    """
     steps = [float(relative(rows[:, b], rows[:, a]).median()) for a, b in pairwise(range(rows.shape[1]))]
-    if not steps:
-        return [1.0]
-    return [min(steps[max(place - 1, 0) : place + 1]) for place in range(rows.shape[1])]
+    near = (steps[max(place - 1, 0) : place + 1] for place in range(rows.shape[1]))
+    least = min((step for step in steps if step > 0), default=1.0)
+    return [min((step for step in each if step > 0), default=least) for each in near]
 
 
 def relative(rows: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 
 from remote_payload.extract.formats import HEADER_LIMIT
 from remote_payload.host.files import CHUNK
+from remote_payload.host.model_keys import empty_layers, left_out
 
 INDEX = "model.safetensors.index.json"
 LEAST_LAYERS = 3
@@ -56,7 +57,8 @@ def cut_checkpoint(model: str, target: str) -> Cut:
     config = _read_json(os.path.join(model, "config.json"))
     small, layers = cut_config(config)
     shards = _weight_map(model)
-    prefix = _layer_prefix(shards, int(_text(config)["num_hidden_layers"]))
+    text = _text(config)
+    prefix = _layer_prefix(shards, set(range(int(text["num_hidden_layers"]))) - set(empty_layers(text)))
     names = {name: new for name in shards if (new := renamed(name, prefix, layers)) is not None}
     needed = sorted({shards[name] for name in names})
     headers = {shard: _read_header(os.path.join(model, shard)) for shard in needed}
@@ -90,7 +92,8 @@ def dummy_checkpoint(model: str, target: str) -> tuple[int, ...]:
 def cut_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
     """Return the cut's config.json and which layers it keeps: one dense, two of each kind of expert layer.
 
-    Without experts: two of each kind of attention, three layers at least. Raises CannotCutError.
+    Without experts: two of each kind of attention, three layers at least; of Nemotron-NAS's blocks, two of each that
+    leave out the same. Raises CannotCutError.
     """
     text = _text(config)
     count = text.get("num_hidden_layers")
@@ -99,7 +102,8 @@ def cut_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, ..
     if any(text.get(key) not in (None, 1) for key in ("decoder_sparse_step", "moe_layer_freq")):
         raise CannotCutError("expert layers are told by a stride (decoder_sparse_step or moe_layer_freq)")
     dense = _dense_layers(text, count)
-    kinds = list(text["layer_types"]) if isinstance(text.get("layer_types"), list) else [""] * count
+    listed = text["layer_types"] if isinstance(text.get("layer_types"), list) else left_out(text)
+    kinds = list(listed) if len(listed) == count else [""] * count
     layers = _chosen(count, dense, kinds)
     number = {old: new for new, old in enumerate(layers)}
     small = {
@@ -184,17 +188,19 @@ def _weight_map(model: str) -> dict[str, str]:
     return {name: shard for shard in shards for name in _read_header(os.path.join(model, shard))[1]}
 
 
-def _layer_prefix(names: Mapping[str, str], count: int) -> str:
+def _layer_prefix(names: Mapping[str, str], layers: set[int]) -> str:
     found: dict[str, set[int]] = {}
     for name in names:
         match = LAYER.match(name)
         if match:
             found.setdefault(match[1], set()).add(int(match[2]))
-    whole = [prefix for prefix, numbers in found.items() if numbers >= set(range(count))]
+    whole = [prefix for prefix, numbers in found.items() if numbers >= layers]
     if len(whole) > 1:
         whole = [prefix for prefix in whole if "vision" not in prefix and "audio" not in prefix]
     if len(whole) != 1:
-        raise CannotCutError(f"no single list of {count} layers among the tensors' names (found {sorted(found)})")
+        raise CannotCutError(
+            f"no single list of {len(layers)} layers among the tensors' names (found {sorted(found)})"
+        )
     return whole[0]
 
 

@@ -247,12 +247,14 @@ class Extraction:
             require_same_kind(spec["output"], spec["format"], identity)
         output.settle(spec["output"], identity)
         if self._job.resume:
+
+            def keep(record: dict[str, Any]) -> None:
+                nonlocal kept
+                kept = kept.plus(record)
+                self._ledger.append({**record, "seconds": 0.0, "kept": True})
+
             with self._phase("resume"):
-                found = resume(samples, spec, identity, self._job.run_id, self._looking())
-            for record in found.kept:
-                line = {**record, "seconds": 0.0, "kept": True}
-                kept = kept.plus(line)
-                self._ledger.append(line)
+                found = resume(samples, spec, identity, self._job.run_id, keep, self._looking())
             self._notice("warn" if found.bad else "info", "resumed", found.text())
             samples, self._kept_header = found.missing, found.header
         return samples, kept

@@ -30,10 +30,12 @@ class LedgerTail:
         for name in sorted(n for n in names if n.startswith("rank-") and n.endswith(".jsonl")):
             with open(os.path.join(self._folder, name), "rb") as file:
                 file.seek(self._offsets.get(name, 0))
-                data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._offsets[name] = self._offsets.get(name, 0) + len(whole)
-            yield from filter(None, map(_record, whole.splitlines()))
+                for line in file:  # never a file as a whole: a late reader of a ledger would need gigabytes
+                    if not line.endswith(b"\n"):
+                        break
+                    self._offsets[name] = self._offsets.get(name, 0) + len(line)
+                    if record := _record(line):
+                        yield record
 
 
 def _record(line: bytes) -> dict[str, Any]:

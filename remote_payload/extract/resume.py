@@ -21,7 +21,7 @@ from remote_payload.extract.dataset import Sample, Samples
 from remote_payload.extract.formats import RECORD_ID, TEMPORARY_SUFFIX, format_named, named, token_digest
 from remote_payload.extract.identity import asked_in
 from remote_payload.extract.inspector import Inspection, inspect_all
-from remote_payload.extract.output import read_ledger, read_manifest, require_same
+from remote_payload.extract.output import OutputLedger, read_manifest, require_same
 from remote_payload.extract.settings import ConfigError
 from remote_payload.host.files import fsync_folder
 from remote_payload.host.journal import Journal
@@ -40,12 +40,12 @@ REASONS = "why.jsonl"
 
 @dataclass(slots=True, kw_only=True)
 class Resumed:
-    """What a folder held. `kept`: ledger lines of good files; `bad`: code -> number of files put aside.
+    """What a folder held. `kept`: number of good files; `bad`: code -> number of files put aside.
 
     `header`: what the first of the kept files says of itself.
     """
 
-    kept: list[dict[str, Any]] = field(default_factory=list)
+    kept: int = 0
     header: Mapping[str, str] = field(default_factory=dict)
     missing: Samples = field(default_factory=Samples)
     bad: Counter[str] = field(default_factory=Counter)
@@ -55,7 +55,7 @@ class Resumed:
 
     def text(self) -> str:
         """Return all that in a sentence or two."""
-        parts = [f"{len(self.kept)} samples are proved and kept, {len(self.missing)} are to be captured"]
+        parts = [f"{self.kept} samples are proved and kept, {len(self.missing)} are to be captured"]
         if self.bad:
             reasons = ", ".join(f"{count} {code}" for code, count in sorted(self.bad.items()))
             parts.append(f"{self.bad.total()} bad files ({reasons}) were moved to {self.quarantine}")
@@ -110,9 +110,16 @@ def expected_of(identity: Mapping[str, Any]) -> Expected:
 
 
 def resume(
-    samples: Samples, spec: ExtractSpec, identity: Mapping[str, Any], run_id: str, told: Callable[[int, int], None]
+    samples: Samples,
+    spec: ExtractSpec,
+    identity: Mapping[str, Any],
+    run_id: str,
+    keep: Callable[[dict[str, Any]], None],
+    told: Callable[[int, int], None],
 ) -> Resumed:
-    """Prove what is in the output and put aside what is bad; `told` hears (files looked at, files in all) at each.
+    """Prove what is in the output and put aside what is bad.
+
+    `keep` gets the ledger line of each good file, `told` hears (files looked at, files in all) at each file.
 
     Raises OSError if a bad file cannot be moved.
     """
@@ -121,28 +128,29 @@ def resume(
     wanted = {form.file_name(index) for index in samples.indexes}
     result = Resumed(swept=len(sweep(output, wanted)))
     names = set(sample_files(output, spec["format"]))
-    ledger = read_ledger(output)
     quarantine = Quarantine(output, run_id)
     ours = [form.file_name(index) for index in samples.indexes if form.file_name(index) in names]
     inspections = inspect_all((os.path.join(output, name) for name in ours), spec["format"])
     looked = 0
-    for sample in samples:
-        name = form.file_name(sample.index)
-        if name not in names:
-            result.missing.add(sample)
-            continue
-        looked += 1
-        found = next(inspections)
-        code, why = verdict(sample, expected, ledger.get(sample.index), found)
-        if code:
-            quarantine.take(sample.index, name, code, why)
-            result.bad[code] += 1
-            result.missing.add(sample)
-        else:
-            result.kept.append(named(ledger[sample.index], sample.record_id))
-            if found.facts is not None and not result.header:
-                result.header = found.facts.metadata
-        told(looked, len(ours))
+    with OutputLedger(output) as ledger:
+        for sample in samples:
+            name = form.file_name(sample.index)
+            if name not in names:
+                result.missing.add(sample)
+                continue
+            looked += 1
+            found, record = next(inspections), ledger.get(sample.index)
+            code, why = verdict(sample, expected, record, found)
+            if code or record is None:
+                quarantine.take(sample.index, name, code, why)
+                result.bad[code] += 1
+                result.missing.add(sample)
+            else:
+                keep(named(record, sample.record_id))
+                result.kept += 1
+                if found.facts is not None and not result.header:
+                    result.header = found.facts.metadata
+            told(looked, len(ours))
     result.others = len(names - wanted)
     inspections.close()
     quarantine.close()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from remote_payload.extract.formats import DTYPE_CODES, HalfFileError, SampleFacts, format_named
 from remote_payload.extract.settings import CANARY, MANIFEST, REHEARSAL
-from remote_payload.host.files import read_json, read_lines, write_json
+from remote_payload.host.files import each_line, read_json, read_lines, write_json
 from remote_payload.host.layout import RunPaths
 
 DTYPE_NAMES = {code: name for name, code in DTYPE_CODES.items()}
@@ -46,6 +46,21 @@ class _StateTotals:
 
 
 @dataclass(slots=True, kw_only=True)
+class _Share:
+    files: int = 0
+    tokens: int = 0
+    bytes: int = 0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self.files += 1
+        self.tokens += record["tokens"]
+        self.bytes += record["bytes"]
+
+    def to_dict(self) -> dict[str, int]:
+        return {"files": self.files, "bytes": self.bytes}
+
+
+@dataclass(slots=True, kw_only=True)
 class _Findings:
     written: int = 0
     tokens: int = 0
@@ -53,6 +68,8 @@ class _Findings:
     failed: dict[int, str] = field(default_factory=dict)  # index -> what is wrong with its file
     states: dict[int, _StateTotals] = field(default_factory=dict)
     shapes: set[tuple[int, int, str]] = field(default_factory=set)  # (hidden, states, dtype)
+    fresh: _Share = field(default_factory=_Share)
+    kept: _Share = field(default_factory=_Share)  # from an earlier run
 
 
 def verify(paths: RunPaths) -> dict[str, Any]:
@@ -65,19 +82,19 @@ def verify(paths: RunPaths) -> dict[str, Any]:
         raise ValueError(f"{paths.plan} is not the plan of an extraction")
     spec = plan["extract"]
     manifest = read_json(os.path.join(paths.folder, MANIFEST))
-    driver = read_lines(os.path.join(paths.ledger, "driver.jsonl"))
-    skipped = {record["index"]: record for record in driver if "skipped" in record}
+    driver = os.path.join(paths.ledger, "driver.jsonl")
+    skipped = {record["index"] for record in each_line(driver) if "skipped" in record}
     if manifest is None:
         problem = _problem("never-started", "the engine never got ready to capture", "read the run's log and events")
         return {"samples": _counts(0, 0, len(skipped), 0, 0), "format": spec["format"], "problems": [problem]}
-    records = {r["index"]: r for r in [*driver, *_rank_ledgers(paths.ledger)] if "file" in r}
-    findings = _inspect_all(records.values(), spec)
+    ledgers = [driver, *_rank_ledgers(paths.ledger)]
+    last = {record["index"]: place for place, record in _written(ledgers)}
+    findings = _inspect_all((record for place, record in _written(ledgers) if last[record["index"]] == place), spec)
     number, count = manifest["shard"]
     expected = [index for index in range(number - 1, manifest["records"], count) if index not in skipped]
-    missing = [index for index in expected if index not in records or index in findings.failed]
+    missing = [index for index in expected if index not in last or index in findings.failed]
     seconds = _phase_seconds(paths.events)
     extract_s = seconds.get("capture", 0.0) + seconds.get("drain", 0.0)
-    fresh = [r for r in records.values() if not r.get("kept")]
     hidden, states, dtype = next(iter(findings.shapes), (manifest["hidden"], len(manifest["boundaries"]), None))
     return {
         "samples": _counts(manifest["expected"], findings.written, len(skipped), len(findings.failed), len(missing)),
@@ -91,11 +108,11 @@ def verify(paths: RunPaths) -> dict[str, Any]:
         "num_layers": manifest["num_layers"],
         "final_norm": manifest["final_norm"],
         "capture_path": manifest["capture_path"],
-        "tokens_per_s": _rate(sum(r["tokens"] for r in fresh), extract_s),
-        "bytes_per_s": _rate(sum(r["bytes"] for r in fresh), extract_s),
+        "tokens_per_s": _rate(findings.fresh.tokens, extract_s),
+        "bytes_per_s": _rate(findings.fresh.bytes, extract_s),
         "token_lengths": manifest["token_lengths"],
         "ranks": _by_rank(paths.ledger),
-        "kept": _share(r for r in records.values() if r.get("kept")),
+        "kept": findings.kept.to_dict(),
         "data": {"path": spec["data"], "read_as": manifest["data"], "records": manifest["records"]},
         "shard": manifest["shard"],
         "skipped": manifest["skipped"],
@@ -112,6 +129,7 @@ def verify(paths: RunPaths) -> dict[str, Any]:
 def _inspect_all(records: Iterable[Mapping[str, Any]], spec: Mapping[str, Any]) -> _Findings:
     form, findings = format_named(spec["format"]), _Findings()
     for record in records:
+        (findings.kept if record.get("kept") else findings.fresh).add(record)
         path = os.path.join(spec["output"], record["file"])
         try:
             found = form.inspect(path)
@@ -187,20 +205,24 @@ def _state(boundary: int, totals: _StateTotals | None) -> dict[str, Any]:
 
 def _by_rank(folder: str) -> list[dict[str, Any]]:
     """Return the files and bytes that each rank wrote in this run."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    ranks = sorted(int(name[len("rank-") : -len(".jsonl")]) for name in names if name.startswith("rank-"))
-    ledgers = {rank: read_lines(os.path.join(folder, f"rank-{rank}.jsonl")) for rank in ranks}
-    return [{"rank": rank, **_share(r for r in ledgers[rank] if "file" in r)} for rank in ranks]
+    shares: dict[int, _Share] = {}
+    for path in _rank_ledgers(folder):
+        share = shares[int(os.path.basename(path)[len("rank-") : -len(".jsonl")])] = _Share()
+        for record in each_line(path):
+            if "file" in record:
+                share.add(record)
+    return [{"rank": rank, **shares[rank].to_dict()} for rank in sorted(shares)]
 
 
-def _share(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    sizes = [record["bytes"] for record in records]
-    return {"files": len(sizes), "bytes": sum(sizes)}
-
-
-def _rank_ledgers(folder: str) -> list[dict[str, Any]]:
+def _rank_ledgers(folder: str) -> list[str]:
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    return [r for name in names if name.startswith("rank-") for r in read_lines(os.path.join(folder, name))]
+    return [os.path.join(folder, name) for name in names if name.startswith("rank-")]
+
+
+def _written(ledgers: Iterable[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each line of a written sample with its number; never all of them at once, which takes gigabytes."""
+    lines = (record for path in ledgers for record in each_line(path))
+    yield from enumerate(record for record in lines if "file" in record)
 
 
 def _phase_seconds(events: str) -> dict[str, float]:

@@ -203,7 +203,7 @@ def _layer(source: VllmSource, decoder: Found) -> Optional[Found]:
     for position, current in enumerate(lineage):
         for name, call in called(current.node):
             factory = call.args[1] if name == "make_layers" and len(call.args) > 1 else None
-            inner = factory.body if isinstance(factory, ast.Lambda) else None
+            inner = _made_by(current.node, factory)
             if not isinstance(inner, ast.Call):
                 continue
             made = _callee(source, lineage, current, inner.func)
@@ -212,6 +212,17 @@ def _layer(source: VllmSource, decoder: Found) -> Optional[Found]:
             if made is not None:
                 return made
     return None
+
+
+def _made_by(node: ast.AST, factory: Optional[ast.expr]) -> Optional[ast.expr]:
+    """Return what a factory of layers returns: a lambda, or a function of that name within `node`."""
+    if isinstance(factory, ast.Lambda):
+        return factory.body
+    if not isinstance(factory, ast.Name):
+        return None
+    functions = [n for n in ast.walk(node) if isinstance(n, ast.FunctionDef) and n.name == factory.id]
+    returned = [n.value for function in functions for n in ast.walk(function) if isinstance(n, ast.Return)]
+    return returned[0] if len(returned) == 1 else None
 
 
 def _passed(source: VllmSource, lineage: List[Found], name: str) -> Optional[Found]:

@@ -90,7 +90,7 @@ def clear(output: OwnedOutput, run_id: str, workdir: Optional[str] = None) -> Di
         if stale is Stale.QUARANTINE:
             report["quarantined_to"] = os.path.join(os.path.dirname(path), _quarantine(place, path, run_id))
         else:
-            done = _delete(place, found)
+            done = delete(place, found)
             report["deleted_entries"], report["deleted_bytes"] = done.entries, done.bytes
             _require_complete(path, done)
         report["remaining"] = _require_empty(output)
@@ -162,13 +162,17 @@ def _require_no_problem(path: str, listing: Listing) -> None:
         raise ClearFailed("output-" + problem["code"], "%s may not be cleared" % path, problem["what"])
 
 
-def _delete(place: Place, confirmed: Dict[str, Fingerprint]) -> Deletion:
+def delete(place: Place, confirmed: Dict[str, Fingerprint], spared: str = OWNER_MARKER) -> Deletion:
+    """Delete what is below an open place and as it was `confirmed`; `spared` may be there besides, and stays.
+
+    Raises Refused if the tree is moved meanwhile, OSError.
+    """
     entries, size = 0, 0
     failures: List[str] = []
     newcomers: List[str] = []
     for visit in walk(place, []):
         if visit.relpath not in confirmed:
-            if visit.relpath != OWNER_MARKER:
+            if visit.relpath != spared:
                 newcomers.append(visit.relpath)
         elif confirmed[visit.relpath] != visit.fingerprint:
             newcomers.append(visit.relpath)

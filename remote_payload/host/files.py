@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 CHUNK = 1 << 20
 """1 MiB: large enough that read() overhead vanishes, small enough for any host's memory."""
@@ -58,24 +58,33 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
 
 
 def read_lines(path: str) -> List[Dict[str, Any]]:
-    """Return the JSON objects of a file with one a line; a cut or foreign line is skipped, an absent file is empty.
+    """Return what `each_line` yields, for files that are known to be small."""
+    return list(each_line(path))
+
+
+def each_line(path: str) -> Iterator[Dict[str, Any]]:
+    """Yield the JSON objects of a file with one a line; a cut or foreign line is skipped, an absent file is empty.
 
     The last line of a writer that was killed may be cut, and nothing that reads a run may fail because of it.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        file = open(path, "rb")  # noqa: SIM115 - closed below
     except FileNotFoundError:
-        return []
-    records = []
-    for line in data.splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            records.append(record)
-    return records
+        return
+    with file:
+        for line in file:
+            record = parse_line(line)
+            if record is not None:
+                yield record
+
+
+def parse_line(line: bytes) -> Optional[Dict[str, Any]]:
+    """Return the JSON object of a line, None if it holds none."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def write_all(descriptor: int, data: bytes) -> None:

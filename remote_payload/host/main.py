@@ -25,6 +25,7 @@ VERBS = {
     "ps": ("ps", "main"),
     "stop": ("stop", "main"),
     "tidy": ("tidy", "main"),
+    "prune": ("prune", "main"),
     "data": ("data", "receive"),
     "uploads": ("uploads", "receive"),
     "stacks": ("stacks", "main"),

@@ -7,21 +7,52 @@ an index that was cut with its shards, loads until a layer is asked for, or sile
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterable, List, Optional, Set
+from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Set
 
 LAYER = re.compile(r"^(?P<prefix>(?:.*\.)?(?:layers|h|blocks))\.(?P<layer>\d+)\.(?P<rest>.*)$")
 EXPERT = re.compile(r"(?:^|\.)experts\.(\d+)\.")
 OTHER = re.compile(r"vision|visual|audio|mtp|draft|encoder|connector|resampler")
 """Parts of a model that have layers of their own."""
 
+PARTS = ("attention", "ffn")
+"""Of a decoder layer, under the names of `block_configs`."""
+
 MAX_NUMBERS = 8
 """Listed of what is missing: enough to see whether it is one, or all from somewhere on."""
 
 
-def compare_keys(names: Iterable[str], layers: Any, experts: Any, draft_layers: Any) -> Optional[Dict[str, Any]]:
+def left_out(config: Mapping[str, Any]) -> List[str]:
+    """Return what each decoder layer of a (text) configuration leaves out: "", "attention", "ffn", "attention ffn".
+
+    Nemotron-NAS left out parts of single layers, and says so in `block_configs`. Empty for other models.
+    """
+    blocks = config.get("block_configs")
+    if not isinstance(blocks, list):
+        return []
+    return [" ".join(part for part in PARTS if _is_no_op(block, part)) for block in blocks]
+
+
+def empty_layers(config: Mapping[str, Any]) -> List[int]:
+    """Return the decoder layers that leave out all, and so have no tensor.
+
+    vLLM calls such a layer all the same, and it passes the state on: its boundary is there.
+    """
+    return [number for number, parts in enumerate(left_out(config)) if parts == " ".join(PARTS)]
+
+
+def _is_no_op(block: Any, part: str) -> bool:
+    described = block.get(part) if isinstance(block, dict) else None
+    return isinstance(described, dict) and described.get("no_op") is True
+
+
+def compare_keys(
+    names: Iterable[str], layers: Any, experts: Any, draft_layers: Any, empty: Collection[int] = ()
+) -> Optional[Dict[str, Any]]:
     """Return how the tensors `names` differ from a configuration of so many decoder layers and routed experts.
 
-    {"layers": how many there are, "missing": numbers below `layers` without a tensor, "beyond": numbers above it that
+    `empty`: layers that have no tensor, see `empty_layers`.
+
+    {"layers": how many have one, "missing": numbers below `layers` without a tensor, "beyond": numbers above it that
     are not of `draft_layers`, "experts": {"layer", "found": how many, "wrong": numbers} of the first layer whose
     numbered experts are not those of the configuration, else None}. None where nothing can be told: no number in the
     configuration, no list of layers by a known name.
@@ -44,7 +75,7 @@ def compare_keys(names: Iterable[str], layers: Any, experts: Any, draft_layers: 
     last = layers + (draft_layers if type(draft_layers) is int else 0)
     return {
         "layers": len(numbers),
-        "missing": _first(set(range(layers)) - set(numbers)),
+        "missing": _first(set(range(layers)) - set(numbers) - set(empty)),
         "beyond": _first({number for number in numbers if number >= last}),
         "experts": _experts(numbers, layers, experts),
     }

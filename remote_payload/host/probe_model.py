@@ -7,7 +7,7 @@ import os
 import struct
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from remote_payload.host.model_keys import compare_keys
+from remote_payload.host.model_keys import compare_keys, empty_layers
 from remote_payload.host.sections import Note
 
 HEADER_LIMIT = 1 << 26
@@ -47,7 +47,8 @@ SIZES = {
 def probe_model(note: Note, path: str) -> Dict[str, Any]:
     """Return {"path", "exists", "config", "shards", "tokenizer", "remote_code", "total_bytes", "weight_bytes"}.
 
-    `config`: {error, model_type, architectures, quantization, and SIZES, also out of `text_config`}. `shards`: {index
+    `config`: {error, model_type, architectures, quantization, empty_layers, and SIZES, also out of `text_config`}.
+    `shards`: {index
     (whether there is one), error, files, missing, empty, truncated: [{file, why}], absent: [tensor that the index
     names and its shard's header lacks], keys: `compare_keys` of all tensors}: every header is read and compared with
     the file's size. `remote_code`: {"files": [Python files that the configuration or
@@ -74,7 +75,8 @@ def probe_model(note: Note, path: str) -> Dict[str, Any]:
 
 def _config(path: str) -> Dict[str, Any]:
     answer: Dict[str, Any] = {
-        "error": None, "model_type": None, "architectures": [], "quantization": None, **dict.fromkeys(SIZES),
+        "error": None, "model_type": None, "architectures": [], "quantization": None,
+        "empty_layers": [], **dict.fromkeys(SIZES),
     }  # fmt: skip
     try:
         with open(path, "rb") as file:
@@ -95,6 +97,7 @@ def _config(path: str) -> Dict[str, Any]:
         model_type=config.get("model_type"),
         architectures=config.get("architectures") or [],
         quantization=quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else None,
+        empty_layers=empty_layers(places[0]),
         **{name: first(*keys) for name, keys in SIZES.items()},
     )
     return answer
@@ -149,8 +152,9 @@ def _shards(note: Note, folder: str, names: List[str], config: Dict[str, Any]) -
                 answer["absent"] += sorted(expected[name] - tensors)
                 keys |= tensors
     if answer["index"] or not (answer["missing"] or answer["empty"] or answer["truncated"]):
-        numbers = (config[name] for name in ("num_hidden_layers", "experts", "draft_layers"))
-        answer["keys"] = compare_keys(keys, *numbers)
+        answer["keys"] = compare_keys(
+            keys, config["num_hidden_layers"], config["experts"], config["draft_layers"], config["empty_layers"]
+        )
     answer["absent"] = answer["absent"][:MAX_NAMED]
     return answer, weight_bytes
 

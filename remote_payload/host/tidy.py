@@ -79,14 +79,14 @@ def make_plan(workdir: str, lease_dir: Optional[str], outputs: List[Dict[str, An
     """Return what can be cleared up, the processes before the files that they may hold."""
     layout = Layout(workdir)
     names = sorted(os.listdir(layout.runs)) if os.path.isdir(layout.runs) else []
-    leased = _leased(lease_dir)
+    leased = leased_runs(lease_dir)
     actions: List[Action] = []
     standings: Dict[str, Standing] = {}
     for run_id in (name for name in names if RUN_ID.fullmatch(name)):
         paths = layout.run(run_id)
         try:
             standings[run_id] = judge_run(paths)
-            actions += _of_run(run_id, paths, standings[run_id], leased)
+            actions += left_by_run(run_id, paths, standings[run_id], leased)
         except (OSError, ValueError, KeyError, TypeError):
             continue  # damaged records prove nothing, so nothing of such a run is touched; `ps` shows it
     actions += [found for output in outputs for found in _of_output(output, workdir, standings)]
@@ -138,7 +138,8 @@ def _action(kind: str, run_id: str, why: str, **fields: Any) -> Action:
     return {**blank, **fields}
 
 
-def _of_run(run_id: str, paths: RunPaths, standing: Standing, leased: Set[str]) -> List[Action]:
+def left_by_run(run_id: str, paths: RunPaths, standing: Standing, leased: Set[str]) -> List[Action]:
+    """Return what clears up the processes, shared memory and lease (of `leased`) that a run left."""
     run = standing.run
     if run is None or standing.state not in (RunState.ORPHANED, RunState.LOST, RunState.FINISHED):
         return []
@@ -221,7 +222,7 @@ def _known(paths: RunPaths) -> Set[Key]:
     return recorded(paths.tree) if run and run["supervisor"]["boot"] == read_readings().boot else set()
 
 
-def _leased(lease_dir: Optional[str]) -> Set[str]:
+def leased_runs(lease_dir: Optional[str]) -> Set[str]:
     """Return the runs whose lease was not given back."""
     folder = lease_folder(lease_dir, create=False)
     return {str(lease.get("run_id")) for lease in list_leases(folder)}

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from e2e.conftest import Project
+from support.hostrun import wait_until
+
+from remote_payload.host.liveness import Liveness, judge
 
 pytestmark = pytest.mark.sshd
 
@@ -69,6 +72,47 @@ def test_clear_shows_asks_deletes_and_looks_again(project: Project) -> None:
     assert [path.name for path in folder.iterdir()] == [".ctl-owner.json"]
     outside = project.json("clear", "/etc/ssh", "--host", "demo", "--yes", code=2)
     assert outside["error"]["code"] == "output-outside-roots"
+
+
+def test_prune_shows_asks_deletes_and_looks_again(project: Project) -> None:
+    """The newest runs of the module stay for the other tests: what goes was made here."""
+    assert project.ctl("run", "--host", "demo", "-q", "--", "true").returncode == 0
+    run_id = str(project.json("summary", "--last")["run_id"])
+    folder = project.run_folder(run_id)
+    supervisor = json.loads((folder / "run.json").read_text())["supervisor"]
+    wait_until(lambda: judge(supervisor)[0] is Liveness.DEAD, "the supervisor leaves")
+    others = len([path for path in folder.parent.iterdir() if path.name > run_id])
+    unlimited = project.json("prune", "--host", "demo", code=2)
+    assert "--older-than 30d" in unlimited["error"]["fix"]
+    young = project.json("prune", "--host", "demo", "--older-than", "1h")
+    assert (young["runs"], young["older_than_s"]) == ([], 3600.0)
+    keep = ("--keep", str(others))
+    unasked = project.ctl("prune", "--host", "demo", *keep)
+    assert unasked.returncode == 3
+    assert "--yes" in unasked.stderr
+    assert run_id in unasked.stderr
+    looked = project.ctl("prune", "--host", "demo", *keep, "--dry-run")
+    assert run_id in looked.stdout
+    assert folder.is_dir()
+    only = [path.name for path in folder.parent.iterdir() if path.name < run_id]
+    aside = project.workdir / "aside"
+    aside.mkdir()
+    for name in only:  # runs of other tests
+        (folder.parent / name).rename(aside / name)
+    try:
+        local = project.root / "ctl-runs" / run_id / "result.json"
+        local.rename(local.with_name("moved"))
+        kept = project.json("prune", "--host", "demo", *keep, "--yes")
+        assert (kept["runs"], [each["run_id"] for each in kept["kept"]]) == ([], [run_id])
+        local.with_name("moved").rename(local)
+        pruned = project.json("prune", "--host", "demo", *keep, "--yes")
+    finally:
+        for name in only:
+            (aside / name).rename(folder.parent / name)
+    assert (pruned["deleted"], [row["run_id"] for row in pruned["runs"]]) == ([run_id], [run_id])
+    assert pruned["deleted_bytes"] == sum(row["bytes"] for row in pruned["runs"]) > 0
+    assert not folder.exists()
+    assert project.json("summary", run_id)["run_id"] == run_id  # the copy here is whole
 
 
 def test_logs_are_selected_by_line(project: Project, spoken: str) -> None:

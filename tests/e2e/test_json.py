@@ -59,6 +59,7 @@ def runs(project: Project) -> tuple[str, str]:
         ("hosts", ["hosts"], 0),
         ("hosts add, init", ["hosts", "add", "x", *NEW_HOST, "--dry-run"], 0),
         ("clear", ["clear", "output/none", "--host", "demo"], 0),
+        ("prune", ["prune", "--host", "demo", "--keep", "0", "--dry-run"], 0),
         ("diff", ["diff", "RUN", "OTHER"], 0),
         ("triage", ["triage", str(LOG)], 0),
         ("plan", ["plan", "--host", "demo"], 0),

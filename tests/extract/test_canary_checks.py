@@ -21,6 +21,7 @@ from remote_payload.extract.canary import (
     distances_apart,
     folded,
     logit_noise,
+    relative,
     unshared,
 )
 from remote_payload.extract.canary_rank import BATCH, CHUNKED, SINGLE, CanaryRank
@@ -76,6 +77,16 @@ def test_noise_of_the_precision_passes_and_more_does_not(dtype: torch.dtype) -> 
     assert (found, len(errors)) == ([], STATES)
     found, _ = check_same(rows(dtype, noise=large), rows(dtype), name="a against b", cause="why", apart=apart)
     assert {(each.check, each.cause) for each in found} == {("a-against-b", "why")}
+
+
+def test_a_boundary_that_is_the_same_is_no_yardstick() -> None:
+    """Between the first and the second, layers compute nothing."""
+    made = rows(torch.bfloat16)
+    made[:, 1] = made[:, 0]
+    step = float(relative(made[:, 2], made[:, 1]).median())
+    assert distances_apart(made) == [step] * STATES
+    assert distances_apart(made[:, :2]) == [1.0, 1.0]
+    assert distances_apart(made[:, :1]) == [1.0]
 
 
 def test_fp32_may_differ_by_1e5_and_half_precision_by_a_fifth_of_a_boundary() -> None:

@@ -71,6 +71,39 @@ def test_a_dense_model_keeps_three_layers_and_a_stride_cannot_be_cut() -> None:
         cut_config({"num_hidden_layers": 32, "decoder_sparse_step": 2})
 
 
+def blocks(*left_out: str) -> list[dict[str, Any]]:
+    return [{part: {"no_op": part in each} for part in ("attention", "ffn")} for each in left_out]
+
+
+def test_blocks_of_each_kind_are_kept_and_one_without_tensors_is_no_fault(tmp_path: Path) -> None:
+    """Nemotron-NAS. The first two whole layers, and what leaves out the attention, the MLP, or both."""
+    import torch
+
+    kinds = ["", "", "", "attention", "", "attention ffn", "ffn", ""]
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"num_hidden_layers": 8, "block_configs": blocks(*kinds)}))
+    parts = {"attention": "self_attn.q_proj", "ffn": "mlp.up_proj"}
+    save_file(
+        {
+            f"model.layers.{number}.{name}.weight": torch.full((2, 2), float(number))
+            for number, kind in enumerate(kinds)
+            for part, name in parts.items()
+            if part not in kind
+        },
+        model / "model.safetensors",
+    )
+    assert cut_checkpoint(str(model), str(tmp_path / "cut")).layers == (0, 1, 3, 5, 6)
+    small = json.loads((tmp_path / "cut" / "config.json").read_text())
+    assert small["block_configs"] == blocks("", "", "attention", "attention ffn", "ffn")
+    written = json.loads((tmp_path / "cut" / INDEX).read_text())["weight_map"]
+    assert sorted(written) == [
+        "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.1.mlp.up_proj.weight", "model.layers.1.self_attn.q_proj.weight",
+        "model.layers.2.mlp.up_proj.weight", "model.layers.4.self_attn.q_proj.weight",
+    ]  # fmt: skip
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """Five layers over three shards; the second holds only what a cut needs, under names that stay."""

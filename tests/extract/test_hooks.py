@@ -67,6 +67,24 @@ def test_states_are_the_residual_stream_at_each_boundary(fused: bool) -> None:
     assert {b: state[0, 0].item() for b, state in states.items()} == {0: 10.0, 1: 11.0, 3: 13.0}
 
 
+class NoOp(nn.Module):
+    """vLLM's form of a layer that leaves out attention and MLP."""
+
+    def forward(
+        self, positions: torch.Tensor, hidden_states: torch.Tensor, residual: Any
+    ) -> tuple[torch.Tensor, Any]:
+        return hidden_states, residual
+
+
+def test_a_layer_that_computes_nothing_passes_the_state_on() -> None:
+    layers = nn.ModuleList([NoOp(), Fused(), NoOp(), Fused()])
+    hooks = LayerHooks(layers, [0, 1, 2, 3, 4], HIDDEN)
+    hooks.install()
+    with hooks.recording() as states:
+        run(layers, fused=True)
+    assert {b: state[0, 0].item() for b, state in states.items()} == {0: 10.0, 1: 10.0, 2: 11.0, 3: 11.0, 4: 12.0}
+
+
 def test_hooks_are_silent_outside_a_recording_and_after_removal() -> None:
     layers = nn.ModuleList([Plain()])
     hooks = LayerHooks(layers, [0, 1], HIDDEN)

@@ -141,6 +141,15 @@ def test_the_probe_finds_vllm_through_the_hosts_python(tmp_path: Path) -> None:
     assert json.loads(out.getvalue())["sections"]["capability"]["data"] == {"package": None}
 
 
+def test_layers_that_a_named_function_makes_are_read() -> None:
+    """Nemotron-NAS of the installed vLLM: hooks alone, on layers of which some compute nothing."""
+    _, site = installed()
+    found = read_capability(str(site), {"architectures": ["DeciLMForCausalLM"]}, "cpu")
+    assert (found["decoder"], found["layer"]) == ("DeciModel", "DeciLMDecoderLayer")
+    assert found["layer_parameters"] == ["positions", "hidden_states", "residual"]
+    assert found["native"]["method"] is False
+
+
 def package(site: Path, **sources: str) -> VllmSource:
     for name, text in sources.items():
         path = site.joinpath(*name.split("__")).with_suffix(".py")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.probing import quiet
 
-from remote_payload.host.model_keys import compare_keys
+from remote_payload.host.model_keys import compare_keys, empty_layers
 from remote_payload.host.probe_data import probe_data
 from remote_payload.host.probe_model import probe_model
 
@@ -52,7 +52,7 @@ class TestModel:
             "error": None, "model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"],
             "num_hidden_layers": 61, "hidden_size": 7168, "dtype": "bfloat16", "quantization": "compressed-tensors",
             "attention_heads": 64, "kv_heads": None, "head_dim": None, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
-            "max_positions": 262144, "rope": None, "experts": None, "draft_layers": None,
+            "max_positions": 262144, "rope": None, "experts": None, "draft_layers": None, "empty_layers": [],
         }  # fmt: skip
         assert found["shards"] == {
             "index": True, "error": None, "files": 2, "missing": [], "empty": [], "truncated": [], "absent": [],
@@ -127,6 +127,29 @@ class TestModel:
         }  # fmt: skip - experts in one tensor have no number
         assert compare_keys(names, None, None, None) is None
         assert compare_keys(["blk.weight", "vision.layers.0.weight"], 4, None, None) is None
+
+    def test_layers_that_compute_nothing_have_no_tensor(self, model: Path) -> None:
+        """Nemotron-NAS: layer 2 leaves out all, layers 1 and 3 a part; layer 0 is missing all the same."""
+        config = json.loads((model / "config.json").read_text())
+        whole, none = {"no_op": False, "n_heads_in_group": 8}, {"no_op": True, "n_heads_in_group": None}
+        blocks = [(whole, whole), (none, whole), (none, none), (whole, none)]
+        config["text_config"].update(
+            num_hidden_layers=4, block_configs=[{"attention": attention, "ffn": ffn} for attention, ffn in blocks]
+        )
+        (model / "config.json").write_text(json.dumps(config))
+        names = ["model.layers.1.mlp.up_proj.weight", "model.layers.3.self_attn.q_proj.weight"]
+        for path in model.glob("*.safetensors*"):
+            path.unlink()
+        (model / "model-1.safetensors").write_bytes(safetensors(names=names))
+        found = probe_model(quiet, str(model))
+        assert found["config"]["empty_layers"] == [2]
+        assert found["shards"]["keys"] == {"layers": 2, "missing": [0], "beyond": [], "experts": None}
+
+    @pytest.mark.parametrize(
+        "blocks", [None, "all", [], [None], [{"attention": {"no_op": True}}], [{"attention": True, "ffn": True}]]
+    )
+    def test_odd_block_configurations_leave_out_no_layer(self, blocks: Any) -> None:
+        assert empty_layers({"block_configs": blocks}) == []
 
     def test_code_that_the_configuration_wants_run(self, model: Path) -> None:
         config = json.loads((model / "config.json").read_text())

@@ -1,0 +1,90 @@
+"""What `ctl prune` does: show which run folders of a host may go, ask, have the host delete those, and look again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from controller import contact
+from controller.core.errors import ExitCode, UsageError
+from controller.core.loglines import parse_span
+from controller.history import entries
+from controller.runfolder import RunFolder, list_runs
+from controller.stages import prune as stage
+from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json, require_yes
+from controller.workspace import load_workspace
+
+
+def prune(
+    host: str | None, *, older_than: str | None, keep: int | None, everything: bool, yes: bool, dry_run: bool,
+    as_json: bool,
+) -> ExitCode:  # fmt: skip
+    """Delete the folders of runs that are over from a host. Raises UsageError, RefusedError, RemoteFailed."""
+    from controller.ui.pruned import print_prunable, print_pruned
+
+    if older_than is None and keep is None:
+        raise UsageError(
+            "nothing says which runs may go",
+            fix="use `--older-than 30d`, `--keep 20`, or both: then what is old and not among the newest goes",
+        )
+    workspace = load_workspace()
+    target = workspace.config.host(host)
+    wanted = stage.Wanted(
+        older_than_s=None if older_than is None else -parse_span(older_than, 0.0),
+        keep=keep or 0,
+        copied=copied_runs(workspace.runs_dir),
+        everything=everything,
+    )
+    with contact.host_context(target, ask=ask_yes_no) as ctx:
+        shown = stage.look(ctx, wanted)
+        only_shown = dry_run or not shown["runs"]
+        if not (only_shown and as_json):
+            print_prunable(out_console() if only_shown else err_console(), target.name, shown)
+        if only_shown:
+            return _answer(_document(target.name, wanted, shown), as_json=as_json)
+        if not yes:
+            count, size = len(shown["runs"]), sum(row["bytes"] for row in shown["runs"])
+            require_yes(
+                f"delete the folders of {count} {'run' if count == 1 else 'runs'} ({size:,} bytes) on {target.name}?",
+                unattended=f"{count} run folders on {target.name} would go, and nobody is there to confirm",
+                fix="add `--yes` to delete exactly what is listed",
+                declined="nothing was deleted",
+            )
+        done = stage.run(ctx, wanted, shown)
+    document = {
+        **_document(target.name, wanted, shown),
+        "deleted": [each["run_id"] for each in done["deleted"]],
+        "deleted_entries": sum(each["entries"] for each in done["deleted"]),
+        "deleted_bytes": sum(each["bytes"] for each in done["deleted"]),
+    }
+    if not as_json:
+        print_pruned(out_console(), document)
+    return _answer(document, as_json=as_json)
+
+
+def copied_runs(runs_dir: Path) -> list[str]:
+    """Return the runs whose records are here to their end, in `runs_dir` or wherever they were made."""
+    remembered = [RunFolder(Path(entry.folder)) for entry in entries()]
+    return sorted({run.run_id for run in (*list_runs(runs_dir), *remembered) if (run.path / "result.json").is_file()})
+
+
+def _document(host: str, wanted: stage.Wanted, shown: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "host": host,
+        "older_than_s": wanted.older_than_s,
+        "keep": wanted.keep,
+        "all": wanted.everything,
+        "runs": shown["runs"],
+        "kept": shown["kept"],
+        "deleted": [],
+        "deleted_entries": 0,
+        "deleted_bytes": 0,
+    }
+
+
+def _answer(document: dict[str, Any], *, as_json: bool) -> ExitCode:
+    if as_json:
+        print_json(document)
+    return ExitCode.OK
