@@ -1,6 +1,6 @@
 """Draw docs/performance.png: prefill speed with capture against without, ours and vLLM's, from results of fast.py.
 
-python benchmarks/gpu/plot.py benchmarks/results/2026-11-30-h200-x2/fast-*.json
+python benchmarks/gpu/plot.py benchmarks/results/2026-11-30-h200-one/fast-*.json
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ mpl.use("agg")
 import matplotlib.pyplot as plt
 
 TARGET = Path(__file__).resolve().parents[2] / "docs" / "performance.png"
-NAMES = {"ours": "ctl", "vllm": "vLLM's extract_hidden_states"}
+NAMES = {"ours": "ctl", "vllm": "vLLM's extract_hidden_states", "served": "the same behind vllm serve"}
 GOAL = 0.99
 
 
 def main(paths: list[str]) -> int:
-    figure, axes = plt.subplots(figsize=(7.2, 2.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.2, 2.9), layout="constrained")
     labels, values, colours = [], [], []
     for path in sorted(paths):
         for row in json.loads(Path(path).read_text())["rows"]:
             kind, mode = row["row"].split("-")
-            if "of_plain" in row:
+            if kind != "plain" and "invalid" not in row:
                 labels.append(f"{NAMES[kind]}, {mode}")
                 values.append(row["of_plain"])
                 colours.append("#2b6cb0" if kind == "ours" else "#64748b")
@@ -34,10 +34,10 @@ def main(paths: list[str]) -> int:
     axes.axvline(GOAL, color="#c05621", linewidth=1, linestyle="--")
     axes.text(GOAL, -0.95, " goal 0.99", color="#c05621", va="center", ha="right")
     axes.axvline(1.0, color="black", linewidth=1)
-    axes.set_xlim(0.94, 1.005)
+    axes.set_xlim(0.92, 1.01)
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("of plain prefill's tokens/s (the axis begins at 0.94)")
+    axes.set_xlabel("of plain prefill's tokens/s (the axis begins at 0.92)")
     figure.savefig(TARGET, dpi=150)
     return 0
 

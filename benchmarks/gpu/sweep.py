@@ -12,12 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench import DATA, HOST_ENV, MODELS, NO_FUSED_ALLREDUCE, print_table, write_result
+from bench import DATA, HOST_ENV, MODELS, print_table, write_result
 from engines import WARM_UP, Capturing, add_engine_options, time_generate
 from flops import prefill_flops
 from together import Child, serve_rounds, take_turns
 
-GRAPHS = json.dumps({"compilation_config": {**NO_FUSED_ALLREDUCE, "cudagraph_mode": "FULL_AND_PIECEWISE"}})
 CHOICES: dict[str, list[str]] = {
     "base": [],  # compiled, 16,384 tokens and 256 sequences a step
     "tokens=4096": ["--batched-tokens", "4096"],
@@ -26,7 +25,6 @@ CHOICES: dict[str, list[str]] = {
     "seqs=64": ["--seqs", "64"],
     "seqs=1024": ["--seqs", "1024"],
     "no-async": ["--engine", '{"async_scheduling": false}'],
-    "graphs": ["--engine", GRAPHS],
     "expert-parallel": ["--engine", '{"enable_expert_parallel": true}'],
 }
 PROMPTS = 320
