@@ -61,7 +61,9 @@ def connector(arguments: argparse.Namespace, eager: bool, prompts: list[list[int
     def ask(asked: list[list[int]]) -> float:
         def files() -> None:
             deadline = time.monotonic() + FILES_LIMIT_S
-            while len(list(output.glob("*.safetensors"))) < len(asked) and time.monotonic() < deadline:
+            while (count := len(list(output.glob("*.safetensors")))) < len(asked):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{count} of {len(asked)} files after {FILES_LIMIT_S:.0f} s")
                 time.sleep(0.02)
 
         return time_generate(llm, asked, files)
@@ -117,6 +119,8 @@ def child(arguments: argparse.Namespace, row: str) -> int:
             _empty(output)
             seconds = once()
             files = list(output.rglob("*.safetensors"))
+            if len(files) != (0 if kind == "plain" else len(prompts)):
+                raise RuntimeError(f"{len(files)} files of {len(prompts)} prompts")
             size = sum(file.stat().st_size for file in files)
             _empty(output)  # the next one's files need the memory
             return {"seconds": round(seconds, 3), "files": len(files), "gb": round(size / 1e9, 2)}
@@ -172,7 +176,8 @@ def main() -> int:
         for child in children:
             seconds = [r["seconds"] for r in child.rounds]
             row: dict[str, Any] = {"row": child.name, "seconds": seconds, **child.facts}
-            if mean := sum(seconds) / max(1, len(seconds)):
+            if len(seconds) == ROUNDS:
+                mean = sum(seconds) / ROUNDS
                 plain_s = plain_s or (mean if child.name.startswith("plain") else 0.0)
                 row |= {
                     "tokens_per_s": round(tokens / mean), "of_plain": round(plain_s / mean, 4) if plain_s else "",
@@ -198,7 +203,7 @@ def main() -> int:
     keys = ("row", "path", "seconds", "tokens_per_s", "of_plain", "model_tflops", "of_matrix_rate", "files", "gb")
     print_table(
         f"{arguments.model}, TP={arguments.tp}, {len(prompts)} prompts, {tokens} tokens, {rate} TFLOP/s",
-        [{k: r.get(k, "") for k in (*keys, "load_s", "gpu_mib")} for r in done],
+        [{k: r.get(k, "") for k in (*keys, "load_s", "gpu_mib", "failed")} for r in done],
     )
     return 0 if all("failed" not in row for row in done) else 1
 

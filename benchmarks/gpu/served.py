@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import end_group
+from bench import STOP_TIMEOUT_S
 
 PORT = 18437
 AT_ONCE = 32
@@ -53,7 +53,8 @@ class Server:
     def __enter__(self) -> Server:
         with socket.socket() as free:  # another's server would answer in its place
             free.bind(("127.0.0.1", PORT))
-        self._server = subprocess.Popen(self._argv, start_new_session=True)
+        # In our process group, so that whoever kills us at a limit kills it too.
+        self._server = subprocess.Popen(self._argv)
         deadline = time.monotonic() + START_LIMIT_S
         while time.monotonic() < deadline:
             if self._server.poll() is not None:
@@ -67,8 +68,12 @@ class Server:
         raise TimeoutError(f"vllm serve did not answer in {START_LIMIT_S:.0f} s")
 
     def __exit__(self, *_: object) -> None:
-        end_group(self._server.pid)
-        self._server.wait()
+        self._server.terminate()  # it ends its engine itself
+        try:
+            self._server.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            self._server.wait()
 
     def ask(self, prompts: Sequence[Sequence[int]]) -> float:
         """Return the seconds from the first request to the last file in its place."""

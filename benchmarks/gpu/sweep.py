@@ -70,7 +70,7 @@ def main() -> int:
         found = []
         for child in children:
             row: dict[str, Any] = {"choice": child.name, **child.facts, "rounds": child.rounds}
-            if child.rounds:
+            if len(child.rounds) == ROUNDS:
                 uncaptured, ours = (
                     sum(r[key] for r in child.rounds) / len(child.rounds) for key in ("uncaptured_s", "ours_s")
                 )
@@ -93,7 +93,7 @@ def main() -> int:
         children = take_turns(argvs, part=part, rounds=ROUNDS, after=lambda children: keep(rows(children)))
         done += rows(children)
         keep([])
-    keys = ("choice", "path", "uncaptured_tokens_per_s", "ours_tokens_per_s", "ratio", "model_tflops", "gpu_mib")
+    keys = ("choice", "uncaptured_tokens_per_s", "ours_tokens_per_s", "ratio", "model_tflops", "gpu_mib", "failed")
     print_table(f"Sweep, {arguments.model}, TP={arguments.tp}", [{k: row.get(k, "") for k in keys} for row in done])
     return 0 if all("failed" not in row for row in done) else 1
 

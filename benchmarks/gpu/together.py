@@ -59,22 +59,25 @@ class Child:
                 log.flush()
                 self._last.append(line.strip())
                 if line.startswith("TURN "):
-                    self._told.put(json.loads(line.removeprefix("TURN ")))
+                    seconds = round(time.monotonic() - self._started, 1)
+                    self._told.put({**json.loads(line.removeprefix("TURN ")), "after_s": seconds})
         self._told.put(None)
 
     def wait_ready(self) -> None:
         told = self._next(START_LIMIT_S - (time.monotonic() - self._started), "ready")
         if told is not None:
-            self.facts = {**told, "load_s": round(time.monotonic() - self._started, 1)}
+            self.facts = {**told["ready"], "load_s": told["after_s"]}
 
     def take_turn(self) -> None:
         if self.error:
             return
         assert self._process.stdin is not None
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-        if (told := self._next(ROUND_LIMIT_S, "round")) is not None:
-            self.rounds.append(told)
+        with suppress(BrokenPipeError):  # it has ended; what it said last tells why
+            self._process.stdin.write("go\n")
+            self._process.stdin.flush()
+        told = self._next(ROUND_LIMIT_S, "round")
+        if told is not None:
+            self.rounds.append(told["round"])
             self.facts["gpu_mib"] = gpu_mib_below(self._process.pid)
 
     def _next(self, limit_s: float, kind: str) -> dict[str, Any] | None:
@@ -86,9 +89,7 @@ class Child:
             return None
         if told is None:
             self.error = f"ended with {self._process.wait()} before a {kind}: {' | '.join(self._last)}"
-            return None
-        found: dict[str, Any] = told[kind]
-        return found
+        return told
 
     def end(self) -> None:
         """Close its stdin, at which it leaves its rounds and ends what it started, and kill what is left."""

@@ -102,7 +102,10 @@ def cut_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, ..
     if any(text.get(key) not in (None, 1) for key in ("decoder_sparse_step", "moe_layer_freq")):
         raise CannotCutError("expert layers are told by a stride (decoder_sparse_step or moe_layer_freq)")
     dense = _dense_layers(text, count)
-    listed = text["layer_types"] if isinstance(text.get("layer_types"), list) else left_out(text)
+    types = text.get("layer_types")
+    if isinstance(types, list) and len(types) > count:  # it goes on with the draft layers, which the cut has not
+        text = {**text, "layer_types": types[:count]}
+    listed = text["layer_types"] if isinstance(types, list) else left_out(text)
     kinds = list(listed) if len(listed) == count else [""] * count
     layers = _chosen(count, dense, kinds)
     number = {old: new for new, old in enumerate(layers)}

@@ -27,6 +27,9 @@ SCHEMA_VERSION = 1
 OFFSET_BITS = 48
 """Of a place in a ledger."""
 
+LEDGERS_OPEN = 64
+"""At once: every resume leaves one of each rank, and a process may often have no more than 1,024 files."""
+
 SEMANTICS = 1
 """Raised whenever the same plan would make this payload store other values than before."""
 
@@ -140,37 +143,45 @@ class OutputLedger:
     """The latest ledger line of each sample in an output folder, by index. Run ids sort by time.
 
     Only where each line stands is in memory: 100 bytes a sample, of which there are half a million, instead of 3,000.
-    A context manager, for the files that stay open.
+    A context manager, for the files that stay open: one of each rank of a few runs, since neighbours in number are
+    mostly of the ranks of one.
     """
 
     def __init__(self, output: str) -> None:
         folder = os.path.join(output, OUTPUT_LEDGER)
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        self._files: list[BinaryIO] = []
+        self._paths = [os.path.join(folder, name) for name in names if name.endswith(".jsonl")]
+        self._open: dict[int, BinaryIO] = {}  # by the number of the file, the one that was asked last at the end
         self._places: dict[int, int] = {}  # offset, and above OFFSET_BITS the number of the file
-        for name in names:
-            if name.endswith(".jsonl"):
-                self._files.append(open(os.path.join(folder, name), "rb"))  # noqa: SIM115 - see __exit__
-                self._note(len(self._files) - 1)
+        for number, path in enumerate(self._paths):
+            with open(path, "rb") as file:
+                self._note(number, file)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in self._files:
+        for file in self._open.values():
             file.close()
 
     def get(self, index: int) -> dict[str, Any] | None:
         place = self._places.get(index)
         if place is None:
             return None
-        file = self._files[place >> OFFSET_BITS]
+        file = self._file(place >> OFFSET_BITS)
         file.seek(place & ((1 << OFFSET_BITS) - 1))
         return parse_line(file.readline())
 
-    def _note(self, number: int) -> None:
+    def _file(self, number: int) -> BinaryIO:
+        file = self._open.pop(number, None) or open(self._paths[number], "rb")  # noqa: SIM115 - see __exit__
+        self._open[number] = file
+        if len(self._open) > LEDGERS_OPEN:
+            self._open.pop(next(iter(self._open))).close()
+        return file
+
+    def _note(self, number: int, file: BinaryIO) -> None:
         offset = 0
-        for raw in self._files[number]:
+        for raw in file:
             line = parse_line(raw)
             if line is not None and "file" in line and "sha256" in line:
                 self._places[line["index"]] = number << OFFSET_BITS | offset

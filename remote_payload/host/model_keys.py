@@ -24,10 +24,11 @@ MAX_NUMBERS = 8
 def left_out(config: Mapping[str, Any]) -> List[str]:
     """Return what each decoder layer of a (text) configuration leaves out: "", "attention", "ffn", "attention ffn".
 
-    Nemotron-NAS left out parts of single layers, and says so in `block_configs`. Empty for other models.
+    Nemotron-NAS left out parts of single layers, and says so in `block_configs`. Empty for other models, and for a
+    list of another length than the layers.
     """
     blocks = config.get("block_configs")
-    if not isinstance(blocks, list):
+    if not isinstance(blocks, list) or len(blocks) != config.get("num_hidden_layers"):
         return []
     return [" ".join(part for part in PARTS if _is_no_op(block, part)) for block in blocks]
 

@@ -177,6 +177,16 @@ def test_a_stored_boundary_must_be_its_own_layers_output() -> None:
     assert check_boundaries(made, {}, [0, 1, 2])[0] == []
 
 
+def test_a_state_far_off_its_layer_is_told_where_a_neighbour_is_as_near() -> None:
+    """Behind a layer that computes nothing both boundaries are the same rows."""
+    made = rows()
+    reference = {0: made[:, 1], 1: made[:, 1], 2: made[:, 2]}
+    assert check_boundaries(made[:, [1]], reference, [1])[0] == []
+    for wrong in (made[:, [1]] * 1.5, torch.full_like(made[:, [1]], torch.nan)):
+        (found,) = check_boundaries(wrong, reference, [1])[0]
+        assert "boundary 1 differs from its layer's output" in found.what
+
+
 def test_the_final_state_must_lead_to_the_engines_tokens() -> None:
     logits = torch.randn(32, 50, generator=torch.Generator().manual_seed(0)) * 4
     table = logits.log_softmax(-1)

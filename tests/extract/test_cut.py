@@ -65,6 +65,14 @@ def test_both_kinds_of_attention_are_kept() -> None:
     assert cut_config({"num_hidden_layers": 12, "layer_types": gemma})[1] == (0, 1, 5, 11)
 
 
+def test_types_that_go_on_behind_the_last_layer_tell_the_kinds_all_the_same() -> None:
+    gemma = [*["sliding_attention"] * 5, "full_attention"] * 2
+    small, layers = cut_config({"num_hidden_layers": 12, "layer_types": [*gemma, "full_attention"]})
+    assert layers == (0, 1, 5, 11)
+    assert small["layer_types"] == [gemma[layer] for layer in layers]
+    assert cut_config({"num_hidden_layers": 12, "layer_types": gemma[:3]})[1] == (0, 1, 2)
+
+
 def test_a_dense_model_keeps_three_layers_and_a_stride_cannot_be_cut() -> None:
     assert cut_config({"num_hidden_layers": 32})[1] == (0, 1, 2)
     with pytest.raises(CannotCutError, match="stride"):

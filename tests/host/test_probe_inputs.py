@@ -149,7 +149,12 @@ class TestModel:
         "blocks", [None, "all", [], [None], [{"attention": {"no_op": True}}], [{"attention": True, "ffn": True}]]
     )
     def test_odd_block_configurations_leave_out_no_layer(self, blocks: Any) -> None:
-        assert empty_layers({"block_configs": blocks}) == []
+        assert empty_layers({"num_hidden_layers": 1, "block_configs": blocks}) == []
+
+    def test_a_list_of_another_length_excuses_no_missing_layer(self) -> None:
+        empty = {"attention": {"no_op": True}, "ffn": {"no_op": True}}
+        assert empty_layers({"num_hidden_layers": 2, "block_configs": [empty, {}]}) == [0]
+        assert empty_layers({"num_hidden_layers": 3, "block_configs": [empty, {}]}) == []
 
     def test_code_that_the_configuration_wants_run(self, model: Path) -> None:
         config = json.loads((model / "config.json").read_text())
