@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Iterable, List, Sequence, Set
 
 from remote_payload.host.files import read_json, read_lines
 from remote_payload.host.layout import OWNER_MARKER, RunPaths
@@ -37,8 +37,8 @@ def probe_source(note: Note, run: str) -> Dict[str, Any]:
     if output is None:
         return found
     note(output)
-    names = set(os.listdir(output)) if os.path.isdir(output) else set()
     lines = list(written_samples(paths).values())
+    names = _names(output, {os.path.dirname(line["file"]) for line in lines})
     there = [line for line in lines if line["file"] in names]
     found.update(
         written=len(lines),
@@ -54,6 +54,16 @@ def written_samples(paths: RunPaths) -> Dict[int, Dict[str, Any]]:
     names = sorted(os.listdir(paths.ledger)) if os.path.isdir(paths.ledger) else []
     lines = [line for name in names for line in read_lines(os.path.join(paths.ledger, name))]
     return {line["index"]: line for line in lines if "file" in line}
+
+
+def _names(output: str, folders: Iterable[str]) -> Set[str]:
+    """Return the files of `folders` by their paths below `output`: some formats group their files in folders."""
+    names: Set[str] = set()
+    for folder in folders:
+        path = os.path.join(output, folder)
+        if os.path.isdir(path):
+            names.update(os.path.join(folder, name) for name in os.listdir(path))
+    return names
 
 
 def _spread(lines: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:

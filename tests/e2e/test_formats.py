@@ -16,14 +16,14 @@ pytestmark = pytest.mark.sshd
 SOURCE = "20260101-000000-00000{}"
 
 
-def extraction(project: Project, number: int, indexes: list[int], shard: list[int]) -> str:
+def extraction(project: Project, number: int, indexes: list[int], shard: list[int], form: str = "speculators") -> str:
     """Leave behind what an extraction leaves: its files, its run folder on the host, and the copy of that here."""
     run_id = SOURCE.format(number)
     output = project.workdir / "output" / f"made-{number}"
-    lines = [make_sample(output, "speculators", index, 3 + index).line for index in indexes]
+    lines = [make_sample(output, form, index, 3 + index).line for index in indexes]
     plan = project.json("plan", "--host", "demo", "--playbook", "demo")
     spec = {
-        "output": str(output), "format": "speculators", "model": "m", "data": "d", "shard": shard,
+        "output": str(output), "format": form, "model": "m", "data": "d", "shard": shard,
     }  # fmt: skip
     document = {"run_id": run_id, "extract": spec, "host": plan["host"], "payload": plan["upload"]["payload"]}
     document["job"] = {"kind": "extract"}
@@ -51,6 +51,13 @@ def test_convert_is_a_supervised_run_with_an_output_of_its_own(project: Project,
     refused = project.json(*words, code=3)
     assert refused["error"]["code"]
     assert project.json("summary", summary["run_id"])["format"] == "speculators-0.3"
+
+
+def test_files_that_a_format_groups_in_folders_are_found_and_converted(project: Project) -> None:
+    run_id = extraction(project, 4, [0, 1, 2000], [1, 1], "specforge")
+    summary = project.json("convert", run_id, "--to", "modelopt")
+    assert summary["end_reason"] == "succeeded"
+    assert summary["samples"] == {"expected": 3, "written": 3, "skipped": 0, "failed": 0, "missing": 0}
 
 
 def test_a_conversion_that_would_lose_something_fails_and_says_why(project: Project, shares: tuple[str, str]) -> None:
