@@ -66,7 +66,7 @@ def _cause(run: Run, summary: Mapping[str, Any] | None) -> Mapping[str, Any] | N
 def say_which(folder: RunFolder) -> None:
     """Say on stderr that a run nobody named is none that people mean by "the last", and which extraction is."""
     extraction = last_run(folder.path.parent, "extract")
-    if folder.kind in ("rehearse", "convert") and extraction is not None:
+    if folder.kind in ("rehearse", "convert") and extraction is not None and extraction.kind is not None:
         words = f"run {folder.run_id} is a {kind_word(folder.kind)}; the last extraction is {extraction.run_id}"
         err_console().print(words, markup=False, soft_wrap=True)
 
