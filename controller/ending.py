@@ -63,12 +63,14 @@ def _print_left(run: Run, console: Console | None = None, *, told: Collection[tu
 def _print_failure(
     run: Run, error: CtlError, console: Console | None = None, *, told: Collection[tuple[object, ...]] = ()
 ) -> None:
-    """Print what a run failed of; what that says, the error itself need not say again."""
+    """Print what a run failed of; a reason that it names, the error itself need not say again."""
     from controller.ui.failed import print_failure
 
     summary, log = run.summary, run.folder.path / "log"
     problems = summary.get("problems", ()) if summary is not None else ()
-    if print_failure(problems, _cause(run, summary), log, console, end_reason=error.code, told=told):
+    cause = _cause(run, summary)
+    print_failure(problems, cause, log, console, error=error, told=told)
+    if error.why in [each["what"] for each in (cause, *problems) if each is not None]:
         error.why = ""
 
 

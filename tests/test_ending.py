@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from support.plans import host
 
-from controller import ending, lookup
+from controller import diagnosis, ending, lookup
 from controller.core.errors import CtlError, ExitCode
 from controller.run import Run
 from controller.runfolder import RunFolder
@@ -93,6 +93,41 @@ def test_what_a_stopped_run_left_behind_is_told_and_not_what_it_raised(tmp_path:
     said = tell(ended(tmp_path, "stopped", [RAISED, LEFT]))
     assert said.count(LEFT["what"]) == 1
     assert "bad shape" not in said
+
+
+TRACE = 'Traceback (most recent call last):\n  File "/w.py", line 3, in f\n'
+
+
+@pytest.mark.parametrize("tell", ["attach"], indirect=True)  # of a lost run there is no summary
+@pytest.mark.parametrize(
+    ("log", "known"),
+    [
+        (f"{TRACE}ValueError: bad shape\n", False),
+        (f"{TRACE}OSError: [Errno 28] No space left on device\n", True),
+        ("", None),
+    ],
+)
+def test_a_lost_run_is_explained_whatever_its_log_shows(
+    tmp_path: Path, tell: Tell, log: str, known: bool | None
+) -> None:
+    """Its log may tell what it suffered from, and the remedy of that; that nothing of it lives, it cannot."""
+    folder = RunFolder.create(tmp_path, RUN_ID)
+    (folder.path / "run.json").write_text(json.dumps({"state": "lost"}))
+    (folder.path / "log").mkdir()
+    (folder.path / "log" / "00000001.log").write_text(log)
+    found = diagnosis.diagnose_run(folder).triage
+    assert (None if found is None else found.record()["known"]) is known
+    said = tell(Run(folder, Unreachable(), host().record(), "payload"))
+    assert said.count("neither its supervisor nor its job is alive, and it left no result") == 1
+    assert ("unknown cause" in said) == (known is False)
+    assert "then start again" in said
+    if known and found is not None:
+        assert said.count(found.record()["fix"].splitlines()[0]) == 1
+
+
+def test_a_reason_that_was_shown_is_not_said_again(tmp_path: Path, tell: Tell) -> None:
+    said = tell(ended(tmp_path, "job-failed", [RAISED, LEFT]))
+    assert said.count("ValueError: bad shape") == 1
 
 
 def test_a_run_that_left_nothing_has_no_such_words(tmp_path: Path, tell: Tell) -> None:
