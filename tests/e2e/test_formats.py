@@ -77,10 +77,18 @@ def test_a_conversion_of_samples_that_are_gone_is_refused_before_anything_is_lau
     assert "cleared or moved since" in refused["why"]
     assert sorted((project.workdir / "runs").iterdir()) == runs
     assert not (project.workdir / "output" / "made-3-speculators-0.3").exists()
-    (project.root / "ctl-runs" / run_id / "summary.json").write_text(json.dumps({"samples": {"written": 0}}))
-    assert project.json("convert", run_id, "--to", "speculators-0.3", "--dry-run", code=2)["error"]["code"] == (
-        "source-empty"
-    )
+
+
+def test_what_a_run_wrote_is_the_hosts_to_say_before_a_conversion(project: Project, shares: tuple[str, str]) -> None:
+    """A summary counts what passed its proof, which a disk that was away for a minute makes 0: the ledgers do not."""
+    summary = project.root / "ctl-runs" / shares[1] / "summary.json"
+    summary.write_text(json.dumps({"samples": {"written": 0}}))
+    assert project.json("convert", shares[1], "--to", "speculators-0.3", "--dry-run")
+    summary.unlink()
+    for ledger in (project.workdir / "runs" / extraction(project, 5, [0], [1, 1]) / "ledger").iterdir():
+        ledger.unlink()
+    refused = project.json("convert", SOURCE.format(5), "--to", "speculators-0.3", code=3)["error"]
+    assert refused["code"] == "source-empty"
 
 
 def test_ledgers_of_shares_are_joined(project: Project, shares: tuple[str, str], tmp_path: Path) -> None:
