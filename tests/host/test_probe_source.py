@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,20 @@ def test_a_run_that_is_not_there_or_never_wrote(run: Path) -> None:
     assert not probe_source(quiet, str(run.with_name("20260101-000000-000000")))["found"]
     shutil.rmtree(run / "ledger")
     assert probe_source(quiet, str(run))["written"] == 0
+
+
+def test_the_ledgers_of_a_large_run_are_not_held_in_memory(run: Path) -> None:
+    state = {"norm_mean": 1.5, "norm_max": 2.5, "nan": 0, "inf": 0, "zero_rows": 0}
+    ledger = run / "ledger" / "rank-0.jsonl"
+    with ledger.open("w") as stream:
+        for index in range(2000):
+            line = {"index": index, "file": f"hs_{index}", "bytes": 10, "sha256": "ab" * 32, "states": [state] * 4}
+            stream.write(json.dumps(line) + "\n")
+    tracemalloc.start()
+    assert probe_source(quiet, str(run))["written"] == 2000
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < ledger.stat().st_size
 
 
 def test_of_many_samples_a_bounded_number_is_looked_at(run: Path, form: str) -> None:
