@@ -73,8 +73,9 @@ def show_plan(intention: Intention, *, as_json: bool) -> None:
 def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress: str, as_json: bool) -> ExitCode:
     # A command's output, and pip's, is what its user wants to see; an extraction's log is kept for `ctl logs`.
     view = choose_view(
-        sys.stderr, os.environ, progress, show_log=intention.plan["job"]["kind"] in ("command", "setup")
-    )
+        sys.stderr, os.environ, progress, show_log=intention.plan["job"]["kind"] in ("command", "setup"),
+        error_follows=not as_json,
+    )  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(view)
         run_id = intention.plan["run_id"]
@@ -106,7 +107,7 @@ def attach(run_ids: Sequence[str | None], host: str | None, *, progress: str, as
     if len(run_ids) > 1:
         return viewing.attach_several([run_id or "" for run_id in run_ids], host, progress=progress, as_json=as_json)
     run_id = run_ids[0]
-    view = choose_view(sys.stderr, os.environ, progress)
+    view = choose_view(sys.stderr, os.environ, progress, error_follows=not as_json)
     with ExitStack() as stack:
         stack.enter_context(view)
 
