@@ -73,8 +73,9 @@ def show_plan(intention: Intention, *, as_json: bool) -> None:
 def launch_and_watch(intention: Intention, *, yes: bool, detach: bool, progress: str, as_json: bool) -> ExitCode:
     # A command's output, and pip's, is what its user wants to see; an extraction's log is kept for `ctl logs`.
     view = choose_view(
-        sys.stderr, os.environ, progress, show_log=intention.plan["job"]["kind"] in ("command", "setup")
-    )
+        sys.stderr, os.environ, progress, show_log=intention.plan["job"]["kind"] in ("command", "setup"),
+        error_follows=not as_json,
+    )  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(view)
         run_id = intention.plan["run_id"]
@@ -106,7 +107,7 @@ def attach(run_ids: Sequence[str | None], host: str | None, *, progress: str, as
     if len(run_ids) > 1:
         return viewing.attach_several([run_id or "" for run_id in run_ids], host, progress=progress, as_json=as_json)
     run_id = run_ids[0]
-    view = choose_view(sys.stderr, os.environ, progress)
+    view = choose_view(sys.stderr, os.environ, progress, error_follows=not as_json)
     with ExitStack() as stack:
         stack.enter_context(view)
 
@@ -176,8 +177,7 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
     with lookup.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
         if not sure and can_ask() and not ask_yes_no(f"stop run {run.id} on host {run.host}?"):
             raise RefusedError("declined: nothing was stopped", fix="name the run, or `--last`", code="declined")
-        # The last run may have ended while an earlier one goes on: that was not named, so it is not stopped.
-        others = going_on(run.folder.path.parent) if run_id is None and run.ended else []
+        ended = run.ended
         outcome = run.stop(grace_s=grace_s)
         try:
             lookup.copy_what_is_new(run)
@@ -185,10 +185,14 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
             from controller.ui.errors import print_error
 
             print_error(error)
+        # The last run may have ended while an earlier one goes on: that was not named, so it is not stopped. Whether
+        # it had is the host's to say: here its end may not have been seen.
+        over = run_id is None and (ended or outcome.was_over)
+        others = [each.run_id for each in going_on(run.folder.path.parent) if each.run_id != run.id] if over else []
     record = {
         "schema_version": 1, "run_id": run.id, "state": outcome.state, "end_reason": outcome.end_reason,
         "gpus_clean": outcome.gpus_clean, "killed": outcome.killed, "leftovers": outcome.leftovers,
-        "message": outcome.message,
+        "message": outcome.message, "others": others,
     }  # fmt: skip
     if as_json:
         print_json(record)
@@ -197,7 +201,7 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
 
         print_stop(out_console(), record)
     for other in others:
-        words = f"it had ended before; of run {other.run_id} no end is known: ctl stop {other.run_id}"
+        words = f"it had ended before; of run {other} no end is known: ctl stop {other}"
         err_console().print(words, markup=False, soft_wrap=True)
     # "ctl stop RUN && ..." must not go on to a host on which the run still holds something.
     return ExitCode.UNEXPECTED if outcome.gpus_clean is False else ExitCode.OK

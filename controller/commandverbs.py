@@ -95,7 +95,8 @@ def plan_convert(
 ) -> Intention:
     """Plan the conversion of an earlier run's files, on its host; None means the last extraction.
 
-    Raises UsageError (`source-empty` where it is known here that it wrote nothing), ConfigError.
+    What it wrote is asked of the host, by preflight: what was seen here may be old, or of a disk that was away for a
+    minute. Raises UsageError, ConfigError.
     """
     workspace = load_workspace()
     folder = find_run(workspace.runs_dir, run_id, kind="extract")
@@ -104,12 +105,6 @@ def plan_convert(
     if source is None:
         raise UsageError(
             f"{folder.path} holds no plan", fix=f"attach first: `ctl attach {folder.run_id} --host HOST`"
-        )
-    if ((folder.read("summary.json") or {}).get("samples") or {}).get("written") == 0:
-        raise UsageError(
-            f"run {folder.run_id} has written no sample, so there is nothing to convert",
-            fix=f"see how it ended with `ctl summary {folder.run_id}`",
-            code="source-empty",
         )
     target = workspace.config.host(host or source["host"]["name"])
     plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **stamp())

@@ -16,6 +16,9 @@ from controller.workspace import load_workspace
 if TYPE_CHECKING:
     from rich.console import Console
 
+NOT_CLEAN = "not-clean"
+"""Code of the problem that something of the run is left on the host."""
+
 
 def tell_end(run: Run, *, as_json: bool, told: Collection[tuple[object, ...]]) -> ExitCode:
     """Print how a watched run ended; `told` as for `print_failure`. Raises the error that belongs to the end."""
@@ -34,23 +37,40 @@ def tell_end(run: Run, *, as_json: bool, told: Collection[tuple[object, ...]]) -
     if isinstance(error, JobStopped) and summary is not None:
         # Somebody asked for it, and the summary has said so: no more blocks that read like failures.
         print_stopped(summary)
+        _print_left(run)
         return exit_code(error)
     if error is not None:
         # The error that is raised says the end and the remedy, as the last lines of all.
         _print_failure(run, error, told=told)
         raise error
+    _print_left(run, told=told)
     return ExitCode.OK
+
+
+def _print_left(run: Run, console: Console | None = None, *, told: Collection[tuple[object, ...]] = ()) -> None:
+    """Print the problems of a run that did not fail, or of one that was stopped what it left on the host.
+
+    A stop alone makes processes report what is none.
+    """
+    from controller.ui.errors import print_problems
+
+    problems = run.summary.get("problems", ()) if run.summary is not None else ()
+    if run.error() is not None:
+        problems = [problem for problem in problems if problem.get("code") == NOT_CLEAN]
+    print_problems(problems, run.folder.path / "log", console, told=told)
 
 
 def _print_failure(
     run: Run, error: CtlError, console: Console | None = None, *, told: Collection[tuple[object, ...]] = ()
 ) -> None:
-    """Print what a run failed of; what that says, the error itself need not say again."""
+    """Print what a run failed of; a reason that it names, the error itself need not say again."""
     from controller.ui.failed import print_failure
 
     summary, log = run.summary, run.folder.path / "log"
     problems = summary.get("problems", ()) if summary is not None else ()
-    if print_failure(problems, _cause(run, summary), log, console, end_reason=error.code, told=told):
+    cause = _cause(run, summary)
+    print_failure(problems, cause, log, console, error=error, told=told)
+    if error.why in [each["what"] for each in (cause, *problems) if each is not None]:
         error.why = ""
 
 
@@ -66,7 +86,7 @@ def _cause(run: Run, summary: Mapping[str, Any] | None) -> Mapping[str, Any] | N
 def say_which(folder: RunFolder) -> None:
     """Say on stderr that a run nobody named is none that people mean by "the last", and which extraction is."""
     extraction = last_run(folder.path.parent, "extract")
-    if folder.kind in ("rehearse", "convert") and extraction is not None:
+    if folder.kind in ("rehearse", "convert") and extraction is not None and extraction.kind is not None:
         words = f"run {folder.run_id} is a {kind_word(folder.kind)}; the last extraction is {extraction.run_id}"
         err_console().print(words, markup=False, soft_wrap=True)
 
@@ -97,7 +117,10 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
             say_which(run.folder)
         if isinstance(error, JobStopped):
             print_stopped(document, out_console())
+            _print_left(run, out_console())
         elif error is not None:
             _print_failure(run, error, out_console())
             print_error(error, out_console())
+        else:
+            _print_left(run, out_console())
     return ExitCode.OK

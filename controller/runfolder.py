@@ -207,9 +207,13 @@ def matching(part: str, run_ids: Iterable[str]) -> list[str]:
 
 
 def last_run(runs_dir: Path, kind: str | None = None) -> RunFolder | None:
-    """Return the run of this folder that was launched last, of any kind of job or of `kind`; None without one."""
+    """Return the run of this folder that was launched last, of any kind of job or of `kind`; None without one.
+
+    One whose kind is not known, because its copy was cut off before the plan came, counts as of `kind`: an earlier
+    run in its place would be another than is meant.
+    """
     launched = (run for run in reversed(list_runs(runs_dir)) if run.launched)
-    return next((run for run in launched if kind is None or run.kind == kind), None)
+    return next((run for run in launched if kind is None or run.kind in (kind, None)), None)
 
 
 def going_on(runs_dir: Path) -> list[RunFolder]:

@@ -28,7 +28,7 @@ def attach_several(run_ids: Sequence[str], host: str | None, *, progress: str, a
     The exit code is 8 if one still runs, else that of the first that is no success.
     """
     workspace = load_workspace()
-    view = choose_view(sys.stderr, os.environ, progress)
+    view = choose_view(sys.stderr, os.environ, progress, error_follows=False)
     failures: dict[str, CtlError] = {}
     with ExitStack() as stack:
         runs: list[Run] = []

@@ -79,6 +79,13 @@ def test_the_last_run_may_be_of_one_kind(runs: Path) -> None:
     assert [run.run_id for run in going_on(runs)] == [OLD]
 
 
+def test_a_run_whose_plan_is_not_here_yet_is_not_passed_over_for_an_earlier_one(runs: Path) -> None:
+    """An attach that was interrupted during its copy leaves no plan: that run may be the last extraction."""
+    (runs / OLD / "plan.json").write_text(json.dumps({"job": {"kind": "extract"}}))
+    (runs / NEW / "local.json").write_text('{"status": "launched"}')
+    assert find_run(runs, None, kind="extract").run_id == NEW
+
+
 def test_a_run_is_found_from_another_folder_by_the_history(runs: Path, tmp_path: Path) -> None:
     entry = history.Entry(run_id=OLD, host="gpu", name="x", created="now", folder=str(runs / OLD))
     history.record(entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,16 +27,17 @@ class Ended:
     folder: RunFolder
     ended = False
 
-    def __init__(self, clean: bool | str) -> None:
-        self._clean = clean
+    def __init__(self, clean: bool | str, *, was_over: bool = False) -> None:
+        self._clean, self._was_over = clean, was_over
 
     def stop(self, *, grace_s: float) -> StopOutcome:
         left = (
             [{"pid": 17, "comm": "python", "reason": "could not be killed: state D"}] if self._clean is False else []
         )
         return StopOutcome(
-            state="stopped", end_reason="stopped", gpus_clean=self._clean, killed=[], leftovers=left, message=""
-        )
+            state="stopped", end_reason="stopped", gpus_clean=self._clean, killed=[], leftovers=left, message="",
+            was_over=self._was_over,
+        )  # fmt: skip
 
     def watch(self, *, follow: bool) -> None:
         assert not follow
@@ -74,15 +76,20 @@ def test_the_last_run_is_not_stopped_by_mistake(monkeypatch: pytest.MonkeyPatch)
     assert asked == [f"stop run {Ended.id} on host gpu1?"]
 
 
+@pytest.mark.parametrize("seen", [True, False])
 def test_another_run_is_named_and_not_stopped_where_the_last_has_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], seen: bool
 ) -> None:
-    """`--last` means one run, whatever became of it: an earlier one was not asked for."""
+    """`--last` means one run, whatever became of it: an earlier one was not asked for.
+
+    Its end need not have been seen here.
+    """
     for run_id in (earlier := "20260101-000000-abcdef", Ended.id):
         RunFolder.create(tmp_path, run_id).write_local(status="launched")
-    (tmp_path / Ended.id / "result.json").write_text("{}")
-    stopped = Ended(True)
-    stopped.folder, stopped.ended = RunFolder(tmp_path / Ended.id), True
+    stopped = Ended(True, was_over=True)
+    stopped.folder, stopped.ended = RunFolder(tmp_path / Ended.id), seen
+    if seen:
+        (tmp_path / Ended.id / "result.json").write_text("{}")
 
     @contextmanager
     def open_run(*_: Any, **__: Any) -> Iterator[Ended]:
@@ -92,8 +99,28 @@ def test_another_run_is_named_and_not_stopped_where_the_last_has_ended(
     monkeypatch.setattr(lookup, "open_run", open_run)
     monkeypatch.setattr(commands, "load_workspace", lambda: None)
     monkeypatch.setattr(commands, "err_console", lambda: Console(file=said, width=200))
-    for run_id, words in ((None, f"ctl stop {earlier}\n"), (Ended.id, "")):
+    for run_id, others in ((None, [earlier]), (Ended.id, [])):
         said.seek(0)
         said.truncate()
-        assert commands.stop(run_id, None, grace_s=1.0, as_json=False, sure=True) is ExitCode.OK
-        assert said.getvalue()[-len(words) :] == words if words else not said.getvalue()
+        assert commands.stop(run_id, None, grace_s=1.0, as_json=True, sure=True) is ExitCode.OK
+        assert json.loads(capsys.readouterr().out)["others"] == others
+        words = [f"it had ended before; of run {other} no end is known: ctl stop {other}" for other in others]
+        assert said.getvalue().splitlines() == words
+
+
+def test_no_other_run_is_named_where_the_last_was_stopped_by_this(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run_id in ("20260101-000000-abcdef", Ended.id):
+        RunFolder.create(tmp_path, run_id).write_local(status="launched")
+    stopped = Ended(True)
+    stopped.folder = RunFolder(tmp_path / Ended.id)
+
+    @contextmanager
+    def open_run(*_: Any, **__: Any) -> Iterator[Ended]:
+        yield stopped
+
+    monkeypatch.setattr(lookup, "open_run", open_run)
+    monkeypatch.setattr(commands, "load_workspace", lambda: None)
+    assert commands.stop(None, None, grace_s=1.0, as_json=True, sure=True) is ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["others"] == []

@@ -21,12 +21,32 @@ class Watched:
     error: Exception | None = None
     host: str = "box"
     folder: None = None
+    summary: None = None
+    state: str = "running"
 
     def add_sink(self, sink: Any) -> None: ...
+
+    def close(self) -> None: ...
 
     def watch(self) -> None:
         if self.error is not None:
             raise self.error
+
+
+def test_no_error_follows_the_last_frame_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards each run is a line: what made one fail stays in the view, also where both names are of one run."""
+    chosen: list[bool] = []
+
+    def choose(*_: Any, error_follows: bool = True) -> SilentView:
+        chosen.append(error_follows)
+        return SilentView()
+
+    monkeypatch.setattr(viewing, "known_of", lambda _: Known())
+    monkeypatch.setattr(viewing, "choose_view", choose)
+    monkeypatch.setattr(viewing, "load_workspace", lambda: None)
+    monkeypatch.setattr(viewing.lookup, "open_run", lambda *_, **__: Watched("a", CtlError("refused")))
+    viewing.attach_several(["a", "a"], None, progress="auto", as_json=True)
+    assert chosen == [False]
 
 
 def test_an_unexpected_error_comes_out_where_errors_are_mapped(

@@ -180,7 +180,7 @@ def _check_shm(shm: Mapping[str, Any] | None, report: Mapping[str, Any], plan: P
 def _how_to_remove(mine: Sequence[str], count: int) -> str:
     """Say how to remove one's own files: a few are named, of many it is said where to see them and what is in use."""
     if count > FEW_FILES:
-        return "all: `ls -l /dev/shm`, in use: `fuser /dev/shm/*`"
+        return "`rm` your unused ones: all `ls -l /dev/shm`, in use `fuser /dev/shm/*`"
     paths = " ".join(shlex.quote(f"/dev/shm/{name}") for name in mine)  # noqa: S108 - named, never opened
     return f"what is yours, on the host: `rm {paths}`"
 

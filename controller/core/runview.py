@@ -231,15 +231,26 @@ class RunView:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the last sample at the momentary rate; None without a total or without movement.
+        """Seconds to the last sample at the momentary rate; None without a total or without movement before it.
 
         What follows, a canary, the engine's end and the proof of the files, is not in it: see `ending_s`.
         """
         progress = self.progress
-        rate = _rate(self.recent_progress, lambda each: each.done)
-        if progress is None or progress.total is None or not rate:
+        if progress is None or progress.total is None:
             return None
-        return max(0.0, progress.total - progress.done) / rate
+        left = max(0, progress.total - progress.done)
+        rate = _rate(self.recent_progress, lambda each: each.done)
+        return left / rate if left and rate else None if left else 0.0
+
+    @property
+    def ending_since_s(self) -> float | None:
+        """Seconds since the last sample was on disk, by the host's clock, as `ending_s` counts; None before that."""
+        written = [phase for phase in self.phases if phase.name in WRITING_PHASES]
+        if not any(phase.name == "drain" for phase in written) or self.host_time is None:
+            return None
+        if any(phase.started is None or phase.seconds is None for phase in written):
+            return None
+        return max(0.0, self.host_time - max((phase.started or 0.0) + (phase.seconds or 0.0) for phase in written))
 
     @property
     def writes_samples(self) -> bool:

@@ -22,6 +22,8 @@ class StopOutcome:
     killed: list[dict[str, Any]]
     leftovers: list[dict[str, Any]]
     message: str
+    was_over: bool
+    """Whether the run had ended before anybody asked."""
 
 
 def run(ctx: Context, run_id: str, *, grace_s: float = DEFAULT_GRACE_S) -> StopOutcome:
@@ -39,6 +41,7 @@ def run(ctx: Context, run_id: str, *, grace_s: float = DEFAULT_GRACE_S) -> StopO
         killed=list(answer.get("killed", [])),
         leftovers=list(answer.get("leftovers", [])),
         message=str(answer.get("message", "")),
+        was_over=bool(answer.get("was_over", False)),  # payloads of earlier versions do not say
     )
     ctx.emit("stage", name="stop", status="done", text=outcome.message)
     return outcome

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from controller.core.errors import CtlError
 from controller.ui.errors import print_problems, print_triage, print_unknown, stands_above
 
 
@@ -17,26 +18,26 @@ def print_failure(
     log: Path,
     console: Console | None = None,
     *,
-    end_reason: str,
+    error: CtlError,
     told: Collection[tuple[object, ...]] = (),
-) -> bool:
-    """Print what a run failed of, the cause first, and return whether that said more than how it ended.
+) -> None:
+    """Print what a run failed of, the cause first.
 
-    The end itself and the remedy are those of the error that follows. `told` are causes (see `Failure.cause`) of
-    which the whole traceback stands above: it is not repeated.
+    The end itself is that of the `error` that follows, and so is the remedy unless the cause has one of its own.
+    `told` are causes (see `Failure.cause`) of which the whole traceback stands above: it is not repeated.
     """
-    rest = [problem for problem in problems if problem.get("code") != end_reason]
+    rest = [problem for problem in problems if problem.get("code") != error.code]
     known = cause if cause is not None and cause["known"] else None
     unmatched = cause if cause is not None and not cause["known"] else None
     if known is not None:
         rest = [problem for problem in rest if not stands_above(problem, told)]
-        print_triage(known, None if any(problem.get("traceback") for problem in rest) else log, console, fix=False)
+        raw = None if any(problem.get("traceback") for problem in rest) else log
+        print_triage(known, raw, console, fix=known.get("fix") not in ("", None, error.fix))
     if unmatched is not None and not any(problem.get("traceback") for problem in rest):
         rest = [_of_log(unmatched), *rest]
     print_problems(rest, log, console, cause=cause, told=told)
     if unmatched is not None:
         print_unknown(unmatched, console)
-    return bool(rest or cause)
 
 
 def _of_log(cause: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -97,7 +97,7 @@ def _details(shot: Snapshot) -> list[tuple[str, int, str]]:
     failed = f"  {count_text(progress.failed)} failed" if progress and progress.failed else ""
     return [
         (failed, 0, "bold red"),
-        (f"  {left}" if (left := left_text(view) if running else "") else "", 27, ""),
+        (f"  {left}" if (left := left_text(view)) else "", 27, ""),
         (f"  {number_text(use, '%')} used" if use is not None else "", 12, ""),
         (f"  {count_text(rate)} tokens/s" if rate is not None else "", 20, ""),
         (f"  {bytes_text(progress.bytes)}" if progress is not None else "", 11, ""),

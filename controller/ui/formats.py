@@ -84,19 +84,24 @@ def duration_text(seconds: float | None, *, running: bool = False) -> str:
 
 
 def left_text(view: RunView) -> str:
-    """Return how long it still takes: `3 min 05 s left`; empty where that is not known.
+    """Return how long it still takes: `3 min 05 s left`; empty where that is not known, and after the end.
 
-    Of an extraction that is until the run has ended; where no earlier run tells how long its end takes,
-    `3 min 05 s to last sample`.
+    Of an extraction that is until the run has ended, and once its end takes longer than that of earlier ones
+    `5 s over the usual`; where no earlier run tells how long its end takes, `3 min 05 s to last sample`.
     """
-    eta = view.eta_s
-    if not eta:
+    if view.end is not None:
         return ""
-    if not view.writes_samples:
-        return f"{duration_text(eta)} left"
-    if view.ending_s is None:
-        return f"{duration_text(eta)} to last sample"
-    return f"{duration_text(eta + view.ending_s)} left"
+    eta, ending, since = view.eta_s, view.ending_s, view.ending_since_s
+    if view.writes_samples and ending is not None and since is not None:
+        late = since - ending
+        return f"{duration_text(late)} over the usual" if late > 0 else f"{duration_text(-late)} left"
+    if eta is None:
+        return ""
+    if view.writes_samples and ending is not None:
+        return f"{duration_text(eta + ending)} left"
+    if not eta:
+        return ""  # all is done that is counted, and what follows is not known
+    return f"{duration_text(eta)} {'to last sample' if view.writes_samples else 'left'}"
 
 
 def age_text(seconds: float | None) -> str:

@@ -54,10 +54,12 @@ class LiveView:
         on_playback: Callable[[], None] | None = None,
         on_screen: Callable[[], bool] | None = None,
         hold_s: float = HOLD_S,
+        error_follows: bool = False,
     ) -> None:
         """`keyboard` is the descriptor of a terminal to read keys from; `clock` gives seconds since the epoch.
 
         `on_screen` says whether the terminal is ours at the moment, and not that of another process in front.
+        `error_follows`: a failure is told whole after the last frame, which leaves it out.
         """
         self._stream = stream or sys.stderr
         self._clock = clock
@@ -68,6 +70,7 @@ class LiveView:
         self._boards: list[RunBoard] = []
         self._state = UiState()
         self._replay = replay
+        self._error_follows = error_follows
         self._on_playback = on_playback
         self._hold_s = hold_s
         self._leave_at: float | None = None
@@ -136,7 +139,7 @@ class LiveView:
                 if not self._halted:
                     # What stays is the dashboard, or the table, whatever was looked at last.
                     self._state = UiState(opened=None if len(self._boards) > 1 else 0)
-                    self._closing = not self._replay
+                    self._closing = self._error_follows
                     self._paint(keys=False)
                     self._painter.leave()
                 self._halted = True

@@ -155,7 +155,7 @@ def _progress(view: RunView) -> list[tuple[str, Markup]]:
     share = progress.fraction or 0.0
     bar = Markup(f'<progress max="1" value="{share:.4f}" style="width:22em;vertical-align:middle"></progress>')
     words = f" {count_text(progress.done)} of {count_text(progress.total)}"
-    if view.end is None and (left := left_text(view)):
+    if left := left_text(view):
         words += f", {left}"
     speed = view.tokens_per_s if view.end is None else view.tokens_per_s_overall
     rate = "" if speed is None else f", {count_text(speed)} tokens/s"

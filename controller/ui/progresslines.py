@@ -53,7 +53,7 @@ def _bar(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs) -> T
         figures = f"{done} so far"
     elif progress.fraction is not None:
         figures += f"  {progress.fraction * 100:.0f} %"
-    left = left_text(view) if view.end is None and progress.fraction != 1.0 else ""
+    left = left_text(view)
     tail = Text("  " + figures + " ", style="bold")
     if left:
         tail.append(f"  {left} ", style="")

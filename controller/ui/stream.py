@@ -87,8 +87,8 @@ def choose_view(
     error_follows: bool = True,
 ) -> View:
     """Return the view for `progress`: auto, plain, json or none. `show_log`: plain lines hold the job's output too;
-    `clock` gives the times in front of plain lines, in seconds since the epoch. `error_follows`: a check that refuses
-    the run is told by the error at the end, and not here.
+    `clock` gives the times in front of plain lines, in seconds since the epoch. `error_follows`: what
+    refuses a run or makes it fail is told by the error at the end, and not at the end of the view.
 
     auto is the dashboard only where stderr is a terminal that can move its cursor, nobody claims to be CI, and
     NO_COLOR (https://no-color.org) is not set; stdout does not matter, so that `ctl ... | tee` stays alive. Raises
@@ -103,7 +103,7 @@ def choose_view(
     if progress == "auto" and animates(stderr, environ):
         from controller.ui.live import LiveView  # heavy, and only wanted on a terminal
 
-        return LiveView(stderr, keyboard=keyboard())
+        return LiveView(stderr, keyboard=keyboard(), error_follows=error_follows)
     return PlainView(stderr, show_log=show_log, clock=clock, error_follows=error_follows)
 
 
@@ -202,8 +202,9 @@ class PlainView(SilentView):
             return super().sink(run=run, host=host, known=known)
         self._label = self._label or f"{self._view.host}: "
         other = PlainView(
-            self._stream, clock=self._clock, heartbeat_s=self._heartbeat_s, show_log=self.shows_log, label=host
-        )
+            self._stream, clock=self._clock, heartbeat_s=self._heartbeat_s, show_log=self.shows_log, label=host,
+            error_follows=self._error_follows,
+        )  # fmt: skip
         self._others.append(other.__enter__())
         return ViewSink(other, run=run, host=host, known=known)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
-from remote_payload.host.files import read_json, read_lines
+from remote_payload.host.files import each_line, read_json
 from remote_payload.host.layout import OWNER_MARKER, RunPaths
 from remote_payload.host.ps import judge_run
 from remote_payload.host.sections import Note
 
 LOOKED_AT = 64
 """Samples, spread over all, whose size is compared: on a cold network disk each costs milliseconds."""
+
+Written = Tuple[str, Optional[int]]
+"""A sample's file, by its path below the output, and its bytes."""
 
 
 def probe_source(note: Note, run: str) -> Dict[str, Any]:
@@ -37,13 +40,13 @@ def probe_source(note: Note, run: str) -> Dict[str, Any]:
     if output is None:
         return found
     note(output)
-    names = set(os.listdir(output)) if os.path.isdir(output) else set()
-    lines = list(written_samples(paths).values())
-    there = [line for line in lines if line["file"] in names]
+    files = {line["index"]: (line["file"], line.get("bytes")) for line in _lines(paths)}
+    names = _names(output, {os.path.dirname(file) for file, _ in files.values()})
+    there = [written for written in files.values() if written[0] in names]
     found.update(
-        written=len(lines),
+        written=len(files),
         present=len(there),
-        changed=sum(not _as_written(output, line) for line in _spread(there)),
+        changed=sum(not _as_written(output, *written) for written in _spread(there)),
         marker=(_marker(output) or {}).get("run_id"),
     )
     return found
@@ -51,19 +54,35 @@ def probe_source(note: Note, run: str) -> Dict[str, Any]:
 
 def written_samples(paths: RunPaths) -> Dict[int, Dict[str, Any]]:
     """Return the line of each sample that a run wrote or kept, by index, from all of its ledgers."""
-    names = sorted(os.listdir(paths.ledger)) if os.path.isdir(paths.ledger) else []
-    lines = [line for name in names for line in read_lines(os.path.join(paths.ledger, name))]
-    return {line["index"]: line for line in lines if "file" in line}
+    return {line["index"]: line for line in _lines(paths)}
 
 
-def _spread(lines: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    step = max(1, len(lines) // LOOKED_AT)
-    return list(lines[::step][:LOOKED_AT])
+def _lines(paths: RunPaths) -> Iterator[Dict[str, Any]]:
+    """Yield the lines of samples one by one: those of a large run, with their figures, fill a small host's memory."""
+    for name in sorted(os.listdir(paths.ledger)) if os.path.isdir(paths.ledger) else []:
+        for line in each_line(os.path.join(paths.ledger, name)):
+            if "file" in line:
+                yield line
 
 
-def _as_written(folder: str, line: Dict[str, Any]) -> bool:
+def _names(output: str, folders: Iterable[str]) -> Set[str]:
+    """Return the files of `folders` by their paths below `output`: some formats group their files in folders."""
+    names: Set[str] = set()
+    for folder in folders:
+        path = os.path.join(output, folder)
+        if os.path.isdir(path):
+            names.update(os.path.join(folder, name) for name in os.listdir(path))
+    return names
+
+
+def _spread(files: Sequence[Written]) -> List[Written]:
+    step = max(1, len(files) // LOOKED_AT)
+    return list(files[::step][:LOOKED_AT])
+
+
+def _as_written(folder: str, file: str, size: Optional[int]) -> bool:
     try:
-        return os.stat(os.path.join(folder, line["file"])).st_size == line.get("bytes")
+        return os.stat(os.path.join(folder, file)).st_size == size
     except FileNotFoundError:  # deleted at this very moment
         return False
 

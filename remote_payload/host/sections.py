@@ -18,7 +18,7 @@ Note = Callable[[str], None]
 """Called by a section with what it is about to touch, so that a timeout can say where it hung."""
 
 Results = Dict[str, Dict[str, Any]]
-"""By section name: {"ok", "seconds", "error" (if not ok), "data" (if ok)}."""
+"""By section name: {"ok", "seconds", "error" (if not ok), "timed_out" (if it did), "data" (if ok)}."""
 
 READ_SIZE = 1 << 16
 REAP_S = 0.5
@@ -73,6 +73,7 @@ class _Worker:
         lines = bytes(self.output).decode("utf-8", "replace").split("\n")[:-1]
         if timed_out:
             at = " at %s" % json.loads(lines[-1]) if lines else ""
+            result["timed_out"] = True
             result["error"] = "timed out after %.3g s%s" % (self.deadline - self.started, at)
             return result
         if lines and lines[-1].startswith("{"):

@@ -36,9 +36,10 @@ LOCK_WAIT_S = 30.0
 def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     """Verb `stop`: {"workdir", "run_id", "grace_s", "force"}; with `force` there is no grace, and no hung supervisor.
 
-    Answers {"state", "end_reason", "gpus_clean", "killed", "leftovers", "message"}. Of a run that is over nothing is
-    changed but what it left on the host: that is ended and looked at again, and the answer says how it is now. Raises
-    HostError if the run was never launched or cannot be judged from here.
+    Answers {"state", "end_reason", "gpus_clean", "killed", "leftovers", "message", "was_over"}: `was_over` says that
+    it had ended before anybody asked. Of such a run nothing is changed but what it left on the host: that is ended
+    and looked at again, and the answer says how it is now. Raises HostError if the run was never launched or cannot
+    be judged from here.
     """
     check_record(request, {"workdir": str, "run_id": str, "grace_s": (int, float), "force": bool}, "stop request")
     paths = Layout(request["workdir"]).run(check_run_id(request["run_id"]))
@@ -53,6 +54,10 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
 def stop_run(workdir: str, paths: RunPaths, grace_s: float, force: bool = False) -> Dict[str, Any]:
     """Stop a run and return the verb's answer. Raises HostError if it cannot be judged from here."""
     standing = judge_run(paths)
+    return dict(_stop(workdir, paths, standing, grace_s, force), was_over=standing.is_over)
+
+
+def _stop(workdir: str, paths: RunPaths, standing: Standing, grace_s: float, force: bool) -> Dict[str, Any]:
     run = standing.run
     if standing.state is RunState.FINISHED:
         return _stop_what_it_left(paths, standing, grace_s)

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import shutil
+import signal
+import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import chaos
+from support import chaos, forked_transport
 from support.forked_transport import ForkedTransport
 from support.hostrun import wait_until
 from support.stubhost import StubHost
 
 from controller.core.errors import ConnectionFailed, RefusedError
 from controller.stages import launch, stop
+from remote_payload.host import main
 from remote_payload.host.errors import ProtocolError
 from remote_payload.host.framing import pack_frame, read_frame
 from remote_payload.host.protocol import Confirmation, Plan, confirm_line, parse_confirmation
@@ -49,6 +54,27 @@ def transport() -> Iterator[ForkedTransport]:
 def host(tmp_path: Path, transport: ForkedTransport, monkeypatch: pytest.MonkeyPatch) -> StubHost:
     monkeypatch.setattr(launch, "RETRY_PAUSE_S", 0.0)
     return StubHost(tmp_path, transport=transport)  # type: ignore[arg-type]
+
+
+def test_a_server_that_hangs_is_ended_with_its_verbs() -> None:
+    transport = ForkedTransport(deadline_s=0.5)
+    with pytest.raises(subprocess.TimeoutExpired), transport:
+        os.kill(transport.pid, signal.SIGSTOP)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(transport.pid, 0)
+
+
+def test_a_verb_whose_answer_has_no_end_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def hang() -> int:
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        time.sleep(600)
+        return 0
+
+    monkeypatch.setattr(main, "main", hang)
+    with pytest.raises(TimeoutError):
+        forked_transport.run_verb("start", b"", deadline_s=1.0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 class Launcher:

@@ -102,3 +102,8 @@ def test_the_probe_is_asked_for_the_source_of_a_conversion_and_must_answer() -> 
     assert request_of(plan())["source"] is None
     unanswered = [finding.code for finding in findings({"sections": {}}, made) if finding.level == "fail"]
     assert "probe-source" in unanswered
+    for timed_out, level in ((True, "warn"), (False, "fail")):
+        late = {"sections": {"source": {"ok": False, "error": "it took 30 s", "timed_out": timed_out}}}
+        levels = {finding.code: finding.level for finding in findings(late, made)}
+        assert levels["probe-source"] == level
+        assert levels["probe-outputs"] == "fail", "what has not been looked at at all is another matter"

@@ -16,14 +16,14 @@ pytestmark = pytest.mark.sshd
 SOURCE = "20260101-000000-00000{}"
 
 
-def extraction(project: Project, number: int, indexes: list[int], shard: list[int]) -> str:
+def extraction(project: Project, number: int, indexes: list[int], shard: list[int], form: str = "speculators") -> str:
     """Leave behind what an extraction leaves: its files, its run folder on the host, and the copy of that here."""
     run_id = SOURCE.format(number)
     output = project.workdir / "output" / f"made-{number}"
-    lines = [make_sample(output, "speculators", index, 3 + index).line for index in indexes]
+    lines = [make_sample(output, form, index, 3 + index).line for index in indexes]
     plan = project.json("plan", "--host", "demo", "--playbook", "demo")
     spec = {
-        "output": str(output), "format": "speculators", "model": "m", "data": "d", "shard": shard,
+        "output": str(output), "format": form, "model": "m", "data": "d", "shard": shard,
     }  # fmt: skip
     document = {"run_id": run_id, "extract": spec, "host": plan["host"], "payload": plan["upload"]["payload"]}
     document["job"] = {"kind": "extract"}
@@ -53,6 +53,13 @@ def test_convert_is_a_supervised_run_with_an_output_of_its_own(project: Project,
     assert project.json("summary", summary["run_id"])["format"] == "speculators-0.3"
 
 
+def test_files_that_a_format_groups_in_folders_are_found_and_converted(project: Project) -> None:
+    run_id = extraction(project, 4, [0, 1, 2000], [1, 1], "specforge")
+    summary = project.json("convert", run_id, "--to", "modelopt")
+    assert summary["end_reason"] == "succeeded"
+    assert summary["samples"] == {"expected": 3, "written": 3, "skipped": 0, "failed": 0, "missing": 0}
+
+
 def test_a_conversion_that_would_lose_something_fails_and_says_why(project: Project, shares: tuple[str, str]) -> None:
     done = project.ctl("convert", shares[0], "--to", "specforge")  # model m: no norm to apply
     assert done.returncode == 100
@@ -70,10 +77,18 @@ def test_a_conversion_of_samples_that_are_gone_is_refused_before_anything_is_lau
     assert "cleared or moved since" in refused["why"]
     assert sorted((project.workdir / "runs").iterdir()) == runs
     assert not (project.workdir / "output" / "made-3-speculators-0.3").exists()
-    (project.root / "ctl-runs" / run_id / "summary.json").write_text(json.dumps({"samples": {"written": 0}}))
-    assert project.json("convert", run_id, "--to", "speculators-0.3", "--dry-run", code=2)["error"]["code"] == (
-        "source-empty"
-    )
+
+
+def test_what_a_run_wrote_is_the_hosts_to_say_before_a_conversion(project: Project, shares: tuple[str, str]) -> None:
+    """A summary counts what passed its proof, which a disk that was away for a minute makes 0: the ledgers do not."""
+    summary = project.root / "ctl-runs" / shares[1] / "summary.json"
+    summary.write_text(json.dumps({"samples": {"written": 0}}))
+    assert project.json("convert", shares[1], "--to", "speculators-0.3", "--dry-run")
+    summary.unlink()
+    for ledger in (project.workdir / "runs" / extraction(project, 5, [0], [1, 1]) / "ledger").iterdir():
+        ledger.unlink()
+    refused = project.json("convert", SOURCE.format(5), "--to", "speculators-0.3", code=3)["error"]
+    assert refused["code"] == "source-empty"
 
 
 def test_ledgers_of_shares_are_joined(project: Project, shares: tuple[str, str], tmp_path: Path) -> None:

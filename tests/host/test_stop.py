@@ -46,7 +46,8 @@ def test_a_living_supervisor_stops_its_run(host: HostRun) -> None:
     assert {item["signal"] for item in answer["killed"]} == {"SIGTERM", "SIGKILL"}
     result = host.read(paths.result)
     assert (result["end_reason"], result["killed"]) == ("stopped", answer["killed"])
-    assert stop(host, plan) == answer, "a second stop changes nothing"
+    assert answer["was_over"] is False
+    assert stop(host, plan) == {**answer, "was_over": True}, "a second stop changes nothing, and says so"
     assert host.read(paths.result) == result
 
 
@@ -164,6 +165,7 @@ def test_an_orphaned_run_is_seen_stopped_and_its_lease_freed(host: HostRun) -> N
     assert (answer["state"], answer["end_reason"], answer["gpus_clean"]) == ("finished", "stopped", True)
     assert {item["signal"] for item in answer["killed"]} == {"SIGTERM", "SIGKILL"}
     assert judge(job)[0] is Liveness.DEAD
+    assert answer["was_over"] is False
     assert host.log(paths) == b"child up\n"
     assert host.read(paths.summary)["end_reason"] == "stopped"
     assert host.ask("ps", {})["leases"] == []
@@ -191,7 +193,8 @@ def test_a_lost_run_is_seen_and_its_lease_is_taken_over_only_because_nothing_liv
     (lease,) = host.ask("ps", {})["leases"]
     assert (lease["run_id"], lease["alive"]) == (plan["run_id"], "dead")
     host.launch(host.plan(host.python("pass")))
-    assert stop(host, plan)["end_reason"] == "stopped"
+    answer = stop(host, plan)
+    assert (answer["end_reason"], answer["was_over"]) == ("stopped", True)
 
 
 def test_stop_before_a_launch_and_for_an_unknown_run_explains_itself(host: HostRun) -> None:

@@ -12,10 +12,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +29,8 @@ from remote_payload.host import main as payload
 if TYPE_CHECKING:
     from controller.transport.base import Completed
 
-DEADLINE_S = 60
+DEADLINE_S = 60.0
+"""For a verb, and for the server to end once nobody asks: tens of milliseconds on a machine at work."""
 
 
 class ForkedTransport:
@@ -40,7 +44,8 @@ class ForkedTransport:
 
     note = ""
 
-    def __init__(self) -> None:
+    def __init__(self, deadline_s: float = DEADLINE_S) -> None:
+        self._deadline_s = deadline_s
         self.cut_sent: list[int | None] = []
         self.cut_received: list[int | None] = []
         self.on_cut: Callable[[], None] = lambda: None
@@ -51,10 +56,11 @@ class ForkedTransport:
     def __enter__(self) -> Self:
         root = Path(__file__).resolve().parents[2]
         self._server = subprocess.Popen(
-            [sys.executable, "-S", __file__],
+            [sys.executable, "-S", __file__, str(self._deadline_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(root)},
+            process_group=0,
         )
         return self
 
@@ -63,9 +69,22 @@ class ForkedTransport:
     ) -> None:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        self._server.stdin.close()
-        self._server.wait(DEADLINE_S)
-        self._server.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._server.stdin.close()
+        try:
+            self._server.wait(self._deadline_s)
+        except subprocess.TimeoutExpired:
+            # A verb hangs, and the server in it. What verbs have started are supervisors, in sessions of their own.
+            os.killpg(self._server.pid, signal.SIGKILL)
+            self._server.wait()
+            raise
+        finally:
+            self._server.stdout.close()
+
+    @property
+    def pid(self) -> int:
+        """Of the server, and of the process group that it makes with its verbs."""
+        return self._server.pid
 
     def connect(self) -> None:
         pass
@@ -99,29 +118,36 @@ class ForkedTransport:
         assert self._server.stdout is not None
         self._server.stdin.write(json.dumps({"verb": verb, "bytes": len(request)}).encode() + b"\n" + request)
         self._server.stdin.flush()
-        head = json.loads(self._server.stdout.readline())
+        line = self._server.stdout.readline()
+        assert line, f"the server has ended: verb {verb} took longer than {self._deadline_s:g} s, or see its stderr"
+        head = json.loads(line)
         return head["code"], self._server.stdout.read(head["bytes"])
 
 
-def serve() -> None:
+def serve(deadline_s: float) -> None:
     for module, _ in payload.VERBS.values():
         importlib.import_module(f"remote_payload.host.{module}")
     while line := sys.stdin.buffer.readline():
         asked = json.loads(line)
-        code, output = run_verb(asked["verb"], sys.stdin.buffer.read(asked["bytes"]))
+        code, output = run_verb(asked["verb"], sys.stdin.buffer.read(asked["bytes"]), deadline_s)
         sys.stdout.buffer.write(json.dumps({"code": code, "bytes": len(output)}).encode() + b"\n" + output)
         sys.stdout.buffer.flush()
 
 
-def run_verb(verb: str, request: bytes) -> tuple[int, bytes]:
-    """Run a verb of the payload in a fork, fed with `request`; return its exit code and what it wrote."""
+def run_verb(verb: str, request: bytes, deadline_s: float = DEADLINE_S) -> tuple[int, bytes]:
+    """Run a verb of the payload in a fork, fed with `request`; return its exit code and what it wrote.
+
+    Raises TimeoutError, and ends it, where the answer has no end after `deadline_s`: the verb hangs, or what it has
+    started holds its stdout.
+    """
+    deadline = time.monotonic() + deadline_s
     request_read, request_write = os.pipe()
     answer_read, answer_write = os.pipe()
     pid = os.fork()
     if pid == 0:
         code = 99
         with contextlib.suppress(BaseException):
-            signal.alarm(DEADLINE_S)
+            signal.alarm(math.ceil(deadline_s) + 10)  # should the server be gone
             os.dup2(request_read, 0)
             os.dup2(answer_write, 1)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -135,11 +161,26 @@ def run_verb(verb: str, request: bytes) -> tuple[int, bytes]:
     os.close(answer_write)
     with os.fdopen(request_write, "wb") as stream, contextlib.suppress(BrokenPipeError):
         stream.write(request)
-    with os.fdopen(answer_read, "rb") as stream:
-        output = stream.read()
-    _, status = os.waitpid(pid, 0)
+    try:
+        output = _read_to_end(answer_read, deadline)
+    except TimeoutError:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        os.close(answer_read)
+        _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status), output
 
 
+def _read_to_end(descriptor: int, deadline: float) -> bytes:
+    pieces: list[bytes] = []
+    while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        piece = os.read(descriptor, 1 << 16)
+        if not piece:
+            return b"".join(pieces)
+        pieces.append(piece)
+    raise TimeoutError("the verb's answer has no end")
+
+
 if __name__ == "__main__":
-    serve()
+    serve(float(sys.argv[1]))

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from controller.core.errors import CtlError
 from controller.core.events import Event
 from controller.core.runview import RunView
 from controller.core.state import reduce
@@ -35,7 +36,8 @@ def printed(
     problems: list[dict[str, Any]], cause: dict[str, Any] | None, *, told: Collection[tuple[object, ...]] = ()
 ) -> list[str]:
     file = io.StringIO()
-    print_failure(problems, cause, Path("log"), Console(file=file, width=120), end_reason="job-failed", told=told)
+    error = CtlError("run r ended", fix=str((cause or {}).get("fix") or "read the log"), code="job-failed")
+    print_failure(problems, cause, Path("log"), Console(file=file, width=120), error=error, told=told)
     return file.getvalue().splitlines()
 
 

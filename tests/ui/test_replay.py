@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.recorded import START, healthy, view_of
+from support.recorded import START, finished, healthy, view_of
 
 from controller.core.errors import UsageError
 from controller.known import gpu_ranks, known_of, usual_ending, usual_seconds
@@ -24,7 +24,10 @@ from controller.logreader import LogReader
 from controller.replay import Player, load, parse_at
 from controller.runfolder import RunFolder
 from controller.ui.formats import duration_text, left_text
+from controller.ui.glyphs import UNICODE
 from controller.ui.live import LiveView
+from controller.ui.progresslines import progress_lines
+from controller.ui.stream import progress_line
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 GOLDEN = Path(__file__).parent / "golden"
@@ -158,6 +161,27 @@ def test_what_follows_the_last_sample_is_learnt_from_earlier_extractions() -> No
     known = replace(view, ending_s=ending)
     assert view.eta_s is not None
     assert left_text(known) == f"{duration_text(view.eta_s + ending)} left"
+
+
+@pytest.mark.parametrize(
+    ("until_s", "ending_s", "left"),
+    [
+        (722.0, 50.0, "50 s left"),  # all samples are done, and still wait for their files
+        (722.0, None, ""),
+        (726.0, 50.0, "47 s left"),  # the engine has ended, 2.6 s after the last file
+        (770.0, 50.0, "3.5 s left"),  # the files are proved
+        (770.0, 20.2, "26 s over the usual"),
+        (770.0, None, ""),
+        (775.0, 50.0, ""),  # it has ended
+    ],
+)
+def test_the_time_left_goes_on_until_the_run_has_ended(until_s: float, ending_s: float | None, left: str) -> None:
+    events = [event for event in finished().events if event.t <= START + until_s]
+    view = replace(view_of(events), ending_s=ending_s)
+    assert left_text(view) == left
+    (bar, *_) = progress_lines(view, 120, UNICODE, roomy=True)
+    assert bar.plain.endswith(f"1,000/1,000  100 %   {left} " if left else "100 % ")
+    assert progress_line(view).endswith(f", {left}" if left else "2 skipped")
 
 
 @pytest.mark.parametrize(
