@@ -313,12 +313,6 @@ def prune(
         str | None, typer.Option("--older-than", help="Runs that ended longer ago: 30d, 12h, 1h30m.")
     ] = None,
     keep: Annotated[int | None, typer.Option("--keep", min=0, help="Keep the newest N runs of the host.")] = None,
-    everything: Annotated[
-        bool,
-        typer.Option(
-            "--all", help="Also runs whose samples are in their output, and those without a copy on this workstation."
-        ),
-    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete what is shown, without asking.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show which run folders would go, and delete nothing.")
@@ -328,10 +322,8 @@ def prune(
 ) -> ExitCode:
     """Delete the folders of ended runs from a host: show them, ask, delete exactly those, and look again.
 
-    Outputs, runs that are not over, and what a dead run left are never touched.
+    Outputs are never touched, and a folder that may still be needed stays: docs/operations.md says when.
     """
     from controller import pruning
 
-    return pruning.prune(
-        host, older_than=older_than, keep=keep, everything=everything, yes=yes, dry_run=dry_run, as_json=as_json
-    )
+    return pruning.prune(host, older_than=older_than, keep=keep, yes=yes, dry_run=dry_run, as_json=as_json)

@@ -17,10 +17,12 @@ from controller.workspace import load_workspace
 
 
 def prune(
-    host: str | None, *, older_than: str | None, keep: int | None, everything: bool, yes: bool, dry_run: bool,
-    as_json: bool,
-) -> ExitCode:  # fmt: skip
-    """Delete the folders of runs that are over from a host. Raises UsageError, RefusedError, RemoteFailed."""
+    host: str | None, *, older_than: str | None, keep: int | None, yes: bool, dry_run: bool, as_json: bool
+) -> ExitCode:
+    """Delete the folders of runs that are over from a host.
+
+    Raises UsageError, RefusedError (nothing was deleted), RemoteFailed (`prune-incomplete`: not all of it was).
+    """
     from controller.ui.pruned import print_prunable, print_pruned
 
     if older_than is None and keep is None:
@@ -34,7 +36,6 @@ def prune(
         older_than_s=None if older_than is None else -parse_span(older_than, 0.0),
         keep=keep or 0,
         copied=copied_runs(workspace.runs_dir),
-        everything=everything,
     )
     with contact.host_context(target, ask=ask_yes_no) as ctx:
         shown = stage.look(ctx, wanted)
@@ -63,10 +64,17 @@ def prune(
     return _answer(document, as_json=as_json)
 
 
-def copied_runs(runs_dir: Path) -> list[str]:
-    """Return the runs whose records are here to their end, in `runs_dir` or wherever they were made."""
-    remembered = [RunFolder(Path(entry.folder)) for entry in entries()]
-    return sorted({run.run_id for run in (*list_runs(runs_dir), *remembered) if (run.path / "result.json").is_file()})
+def copied_runs(runs_dir: Path) -> dict[str, dict[str, int]]:
+    """Return {run_id: {relative path: bytes}} of the copies in `runs_dir`, and of those where runs were made.
+
+    Of a run that is in several places, the place with the most.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for run in (*list_runs(runs_dir), *(RunFolder(Path(entry.folder)) for entry in entries())):
+        held = run.mirror.held()
+        if sum(held.values()) > sum(found.get(run.run_id, {}).values()):
+            found[run.run_id] = held
+    return found
 
 
 def _document(host: str, wanted: stage.Wanted, shown: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +83,6 @@ def _document(host: str, wanted: stage.Wanted, shown: Mapping[str, Any]) -> dict
         "host": host,
         "older_than_s": wanted.older_than_s,
         "keep": wanted.keep,
-        "all": wanted.everything,
         "runs": shown["runs"],
         "kept": shown["kept"],
         "deleted": [],

@@ -46,6 +46,11 @@ class Mirror:
                     sizes[name] = path.stat().st_size
         return sizes
 
+    def held(self) -> dict[str, int]:
+        """Return {relative path: bytes held} of every stream file and every small file."""
+        paths = {name: self.folder / name for name in MIRRORED_DOCUMENTS}
+        return {**self.cursor(), **{name: path.stat().st_size for name, path in paths.items() if path.is_file()}}
+
     def documents(self) -> dict[str, str]:
         """Return {name: sha256} of the small files that are replaced whole."""
         paths = {name: self.folder / name for name in MIRRORED_DOCUMENTS}

@@ -2,58 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from controller.core.errors import RefusedError
+from controller.core.errors import RefusedError, RemoteFailed
 from controller.stages.base import Context
-from controller.stages.sweep import LOOK_TIMEOUT_S, SWEEP_TIMEOUT_S
+from controller.stages.sweep import SWEEP_TIMEOUT_S
+
+LOOK_TIMEOUT_S = 600.0
+"""What commands were sent is read whole, to compare it with what lies in their work folders now."""
+
+CHANGED = "prune-changed"
+"""The host's word that a folder is not what was shown; nothing was deleted then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Runs that ended more than `older_than_s` ago (None: any time), less the newest `keep`.
+    """Runs that ended more than `older_than_s` seconds ago (None: any time), less the newest `keep`.
 
-    `everything`: also those whose samples are still in their output, and those that are not among `copied`.
+    `copied` is {run_id: {relative path: bytes}} of what this workstation holds of runs.
     """
 
     older_than_s: float | None
     keep: int
-    copied: Sequence[str]
-    everything: bool
+    copied: Mapping[str, Mapping[str, int]]
 
 
 def look(ctx: Context, wanted: Wanted) -> dict[str, Any]:
     """Return {"runs", "kept", ...} of the host; nothing is changed. Raises RemoteFailed."""
-    return ctx.call_json("prune", _request(ctx, wanted, None), timeout=LOOK_TIMEOUT_S)
+    return _call(ctx, wanted, None, LOOK_TIMEOUT_S)
 
 
 def run(ctx: Context, wanted: Wanted, shown: Mapping[str, Any]) -> dict[str, Any]:
     """Delete the folders that `look` returned; the answer has "deleted" and is of a second look.
 
-    Raises RemoteFailed (`prune-changed`: nothing is deleted then), RefusedError if not all of them are gone.
+    Raises RefusedError (`prune-changed`) if one of them is not what was shown: nothing is deleted then. Raises
+    RemoteFailed (`prune-incomplete`, its data {"deleted", "failed", "remaining"}) if not all of them are gone.
     """
-    confirmed = {row["run_id"]: row["digest"] for row in shown["runs"]}
-    answer = ctx.call_json("prune", _request(ctx, wanted, confirmed), timeout=SWEEP_TIMEOUT_S)
+    confirmed = {row["folder"]: row["digest"] for row in shown["runs"]}
+    try:
+        answer = _call(ctx, wanted, confirmed, SWEEP_TIMEOUT_S)
+    except RemoteFailed as error:
+        if error.code != CHANGED:
+            raise
+        raise RefusedError(error.what, why=error.why, fix=error.fix, code=error.code) from error
     if answer["failed"] or answer["remaining"]:
         failed = "; ".join(f"{each['run_id']}: {each['why']}" for each in answer["failed"])
-        raise RefusedError(
+        raise RemoteFailed(
             f"{len(answer['deleted'])} of {len(confirmed)} run folders were deleted, {len(answer['remaining'])} stay",
             why=failed or ", ".join(answer["remaining"]),
-            fix="run `ctl prune` again to see what is left of them",
+            fix="run `ctl prune` again: it says what is left of them and ends what was begun",
             code="prune-incomplete",
+            data={key: answer[key] for key in ("deleted", "failed", "remaining")},
         )
     return answer
 
 
-def _request(ctx: Context, wanted: Wanted, confirmed: Mapping[str, str] | None) -> dict[str, Any]:
-    return {
+def _call(ctx: Context, wanted: Wanted, confirmed: Mapping[str, str] | None, timeout: float) -> dict[str, Any]:
+    request = {
         "workdir": ctx.host["workdir"],
         "lease_dir": ctx.host["lease_dir"],
         "older_than_s": wanted.older_than_s,
         "keep": wanted.keep,
-        "copied": list(wanted.copied),
-        "all": wanted.everything,
-        "confirmed": confirmed,
     }
+    body = {"copied": wanted.copied, "confirmed": confirmed}  # too much for a header where there are many runs
+    return ctx.call_json("prune", request, body=json.dumps(body).encode(), timeout=timeout)

@@ -25,7 +25,8 @@ def print_prunable(console: Console, host: str, shown: Mapping[str, Any]) -> Non
         for row in rows:
             table.add_row(
                 text(row["run_id"]), text(row["name"] or "-"), text(row["ended"] or "-"),
-                text(row["end_reason"] or row["state"]), f"{row['entries']:,}", bytes_text(row["bytes"]),
+                text("its deletion was cut off" if row["unfinished"] else row["end_reason"] or row["state"]),
+                f"{row['entries']:,}", bytes_text(row["bytes"]),
             )  # fmt: skip
         console.print(table)
     else:

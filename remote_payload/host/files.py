@@ -103,6 +103,14 @@ def fsync_folder(folder: str) -> None:
         os.close(descriptor)
 
 
+def is_at(descriptor: int, path: str) -> bool:
+    """Whether an open file is still the one at `path`: somebody may have unlinked or moved it in between."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
 def tail_text(path: str, limit: int = 8192) -> str:
     """Return the last `limit` bytes of a file as text, "" if there is none."""
     try:

@@ -17,6 +17,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from remote_payload.host.errors import HostError
+from remote_payload.host.files import is_at
 from remote_payload.host.layout import LEASE_FOLDER
 from remote_payload.host.liveness import Readings, boot_seconds, judge, read_readings, user_name
 from remote_payload.host.members import read_environ, runs_alive, snapshot
@@ -289,7 +290,7 @@ def _lock(path: str) -> int:
         descriptor = open_shared(path, create=True)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(descriptor, path):
+            if is_at(descriptor, path):
                 return descriptor
         except BlockingIOError:
             if time.monotonic() >= deadline:
@@ -324,14 +325,6 @@ def open_shared(path: str, create: bool) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", path)
     return descriptor
-
-
-def _is_at(descriptor: int, path: str) -> bool:
-    """Whether the locked file is still the one at `path`: a tidy-up may have unlinked it in between."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _write_record(descriptor: int, record: Dict[str, Any]) -> None:

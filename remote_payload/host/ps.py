@@ -56,14 +56,17 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     return 0
 
 
-def judge_run(paths: RunPaths, readings: Optional[Readings] = None) -> Standing:
-    """Say where a run stands. Raises OSError, ValueError or KeyError if its records are damaged."""
+def judge_run(paths: RunPaths, readings: Optional[Readings] = None, lock_is_ours: bool = False) -> Standing:
+    """Say where a run stands. Raises OSError, ValueError or KeyError if its records are damaged.
+
+    `lock_is_ours`: the caller holds the run's start.lock, so that no start or stop of it is under way.
+    """
     over = _finished(paths)
     if over is not None:
         return over
     run = read_json(paths.run)
     if run is None:
-        return _without_record(paths)
+        return _without_record(paths, lock_is_ours)
     here = readings or read_readings()
     recorded_state = RunState(run["state"])
     verdict, evidence = judge(run["supervisor"], here)
@@ -85,7 +88,7 @@ def judge_run(paths: RunPaths, readings: Optional[Readings] = None) -> Standing:
         names = ", ".join("%d (%s)" % (m.pid, m.comm) for m in members[:8])
         text = "%s; %d processes of the job live: %s" % (evidence, len(members), names)
         return Standing(RunState.ORPHANED, text, run=run)
-    if _start_lock_is_held(paths):
+    if not lock_is_ours and _start_lock_is_held(paths):
         # Whoever ended the last of them in the supervisor's place has the result still to write.
         return Standing(RunState.STOPPING, "%s; a stop in its place is under way" % evidence, run=run)
     over = _finished(paths)  # written before the lock was given up
@@ -100,10 +103,10 @@ def _finished(paths: RunPaths) -> Optional[Standing]:
     return Standing(RunState.FINISHED, text, result["end_reason"], run=read_json(paths.run), result=result)
 
 
-def _without_record(paths: RunPaths) -> Standing:
+def _without_record(paths: RunPaths, lock_is_ours: bool) -> Standing:
     if os.path.exists(paths.cancelled):
         return Standing(RunState.FINISHED, "it was given up before it was launched", EndReason.CANCELLED.value)
-    held = _start_lock_is_held(paths)
+    held = False if lock_is_ours else _start_lock_is_held(paths)
     if held is None:
         return Standing(RunState.LOST, "there is no record of a launch")
     if held:

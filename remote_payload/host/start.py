@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Dict, Iterator, Optional, cast
 
 from remote_payload.host.children import start_verb
 from remote_payload.host.errors import HostError, ProtocolError
-from remote_payload.host.files import atomic_write, read_json, tail_text, write_json
+from remote_payload.host.files import atomic_write, is_at, read_json, tail_text, write_json
 from remote_payload.host.layout import Layout, RunPaths, check_run_id
 from remote_payload.host.protocol import Confirmation, Result, RunRecord, check_plan, check_record, confirm_line
 
@@ -75,26 +75,53 @@ def cancel(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
 
 @contextlib.contextmanager
 def hold_start_lock(paths: RunPaths, timeout_s: float) -> Iterator[int]:
-    """Hold start.lock; yields its descriptor. Raises HostError if it is not to be had within `timeout_s` seconds."""
-    descriptor = os.open(paths.start_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Hold start.lock; yields its descriptor.
+
+    Raises HostError if it is not to be had within `timeout_s` seconds (`start-busy`), or if the run's folder was
+    deleted meanwhile (`run-gone`).
+    """
+    descriptor = _take_start_lock(paths, timeout_s)
     try:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise HostError(
-                        "start-busy",
-                        "another start or stop of this run is under way",
-                        "start.lock was not given up within %g s" % timeout_s,
-                        "ask again in a minute; ctl ps shows what became of it",
-                    ) from None
-                time.sleep(0.05)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _take_start_lock(paths: RunPaths, timeout_s: float) -> int:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            descriptor = os.open(paths.start_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            raise HostError(
+                "run-gone",
+                "the folder of this run is gone",
+                "%s was deleted while a start or a stop of the run waited for it" % paths.folder,
+                "launch a new run",
+            ) from None
+        if _locks(descriptor, paths.start_lock):
+            return descriptor
+        os.close(descriptor)
+        if time.monotonic() >= deadline:
+            raise HostError(
+                "start-busy",
+                "another start or stop of this run is under way",
+                "start.lock was not given up within %g s" % timeout_s,
+                "ask again in a minute; ctl ps shows what became of it",
+            )
+        time.sleep(0.05)
+
+
+def _locks(descriptor: int, path: str) -> bool:
+    """Try for the lock; say whether it is held now, and is still the one that others find at `path`."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return is_at(descriptor, path)
+    except BlockingIOError:
+        return False
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def _make_run_folder(workdir: str, run_id: str) -> RunPaths:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from e2e.conftest import Project
 from support.hostrun import wait_until
+from support.pruned import age
 
 from remote_payload.host.liveness import Liveness, judge
 
@@ -81,6 +82,9 @@ def test_prune_shows_asks_deletes_and_looks_again(project: Project) -> None:
     folder = project.run_folder(run_id)
     supervisor = json.loads((folder / "run.json").read_text())["supervisor"]
     wait_until(lambda: judge(supervisor)[0] is Liveness.DEAD, "the supervisor leaves")
+    early = project.json("prune", "--host", "demo", "--keep", "0", "--dry-run")
+    assert "a late start must find it" in {each["run_id"]: each["why"] for each in early["kept"]}[run_id]
+    age(folder)
     others = len([path for path in folder.parent.iterdir() if path.name > run_id])
     unlimited = project.json("prune", "--host", "demo", code=2)
     assert "--older-than 30d" in unlimited["error"]["fix"]
@@ -104,6 +108,7 @@ def test_prune_shows_asks_deletes_and_looks_again(project: Project) -> None:
         local.rename(local.with_name("moved"))
         kept = project.json("prune", "--host", "demo", *keep, "--yes")
         assert (kept["runs"], [each["run_id"] for each in kept["kept"]]) == ([], [run_id])
+        assert "result.json has not been copied" in kept["kept"][0]["why"]
         local.with_name("moved").rename(local)
         pruned = project.json("prune", "--host", "demo", *keep, "--yes")
     finally:

@@ -2,50 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.hostrun import HostRun, wait_until
+from support.pruned import OLD, age, confirmed, copies, dead, ended, look, request, write
 
 from remote_payload.host import prune as module
-from remote_payload.host.layout import OUTPUT_LEDGER, Layout, RunPaths
-from remote_payload.host.liveness import Liveness, judge
+from remote_payload.host.errors import HostError
+from remote_payload.host.framing import pack_frame
+from remote_payload.host.layout import OWNER_MARKER, Layout
+from remote_payload.host.liveness import Liveness, judge, user_name
+from remote_payload.host.needed import Needs
 
-OLD = "20250101-000000-0000"
-
-
-def request(host: HostRun, **fields: Any) -> dict[str, Any]:
-    return {
-        "lease_dir": str(host.lease_dir), "older_than_s": None, "keep": 0, "copied": [], "all": True,
-        "confirmed": None, **fields,
-    }  # fmt: skip
+RUN = f"{OLD}00"
+ASIDE = module.ASIDE + RUN
 
 
-def look(host: HostRun, **fields: Any) -> dict[str, Any]:
-    return host.ask("prune", request(host, **fields))
+def chosen_of(host: HostRun) -> tuple[Layout, Needs, dict[str, module.Chosen]]:
+    """What a prune has chosen before it deletes, for tests of what comes between."""
+    layout = Layout(str(host.workdir))
+    needs = Needs(layout, str(host.lease_dir), copies(host))
+    chosen, _ = module._choose(layout, request(host)[0], needs)
+    return layout, needs, chosen
 
 
-def confirmed(shown: dict[str, Any]) -> dict[str, str]:
-    return {row["run_id"]: row["digest"] for row in shown["runs"]}
-
-
-def ended(host: HostRun, number: int = 0, days: float = 0.0, **job: Any) -> RunPaths:
-    """The folder of a run that succeeded so many days ago, as its supervisor leaves it."""
-    paths = Layout(str(host.workdir)).run(f"{OLD}{number:02x}")
-    plan = {**host.plan(job=job), "run_id": os.path.basename(paths.folder)}
-    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - days * 86400))
-    result = {"run_id": plan["run_id"], "end_reason": "succeeded", "message": "done", "ended": when, "leftovers": []}
-    Path(paths.log).mkdir(parents=True)
-    Path(paths.log, "000001.log").write_bytes(b"x" * 1000)
-    os.mkfifo(paths.pipe)
-    Path(paths.start_lock).touch()
-    Path(paths.plan).write_text(json.dumps(plan))
-    Path(paths.result).write_text(json.dumps(result))
-    return paths
+def names(host: HostRun) -> list[str]:
+    return sorted(os.listdir(host.workdir / "runs"))
 
 
 def test_a_real_run_goes_with_its_folder_and_nothing_else_does(host: HostRun) -> None:
@@ -56,42 +48,48 @@ def test_a_real_run_goes_with_its_folder_and_nothing_else_does(host: HostRun) ->
     wait_until(lambda: judge(supervisor)[0] is Liveness.DEAD, "the supervisor leaves")
     beside = host.workdir / "runs" / "notes"
     beside.mkdir()
+    assert "less than 60 min ago" in look(host)["kept"][0]["why"]
+    age(paths.folder)
     shown = look(host)
     (row,) = shown["runs"]
-    assert (row["run_id"], row["name"], row["end_reason"]) == (plan["run_id"], "test", "succeeded")
+    assert (row["run_id"], row["folder"], row["unfinished"]) == (plan["run_id"], plan["run_id"], False)
+    assert (row["name"], row["end_reason"]) == ("test", "succeeded")
     assert row["bytes"] > 0
     assert os.path.isdir(paths.folder)
     answer = look(host, confirmed=confirmed(shown))
     assert answer["deleted"] == [{"run_id": plan["run_id"], "entries": row["entries"], "bytes": row["bytes"]}]
     assert (answer["failed"], answer["remaining"]) == ([], [])
-    assert os.listdir(host.workdir / "runs") == ["notes"]
+    assert names(host) == ["notes"]
     assert host.ask("ps", {"lease_dir": str(host.lease_dir)})["runs"] == []
-
-
-def test_a_run_that_is_not_over_stays(host: HostRun) -> None:
-    plan = host.plan(host.python("import time; print('up', flush=True); time.sleep(300)"))
-    host.launch(plan)
-    shown = look(host)
-    assert shown["runs"] == []
-    (kept,) = shown["kept"]
-    assert (kept["run_id"], kept["why"].split(":")[0]) == (plan["run_id"], "it is running")
 
 
 def test_age_and_number_choose_together(host: HostRun) -> None:
     for number, days in enumerate((90.0, 40.0, 35.0, 1.0)):
         ended(host, number, days)
-    names = {number: f"{OLD}{number:02x}" for number in range(4)}
+    runs = {number: f"{OLD}{number:02x}" for number in range(4)}
 
     def chosen(**fields: Any) -> list[str]:
         shown = look(host, **fields)
         assert shown["kept"] == []
         return [row["run_id"] for row in shown["runs"]]
 
-    assert chosen() == [names[number] for number in range(4)]
-    assert chosen(older_than_s=30 * 86400.0) == [names[0], names[1], names[2]]
-    assert chosen(keep=2) == [names[0], names[1]]
-    assert chosen(older_than_s=37 * 86400.0, keep=3) == [names[0]]
+    assert chosen() == [runs[number] for number in range(4)]
+    assert chosen(older_than_s=30 * 86400.0) == [runs[0], runs[1], runs[2]]
+    assert chosen(keep=2) == [runs[0], runs[1]]
+    assert chosen(older_than_s=37 * 86400.0, keep=3) == [runs[0]]
     assert chosen(keep=9) == []
+
+
+def test_a_lost_run_is_as_old_as_the_last_that_it_wrote(host: HostRun) -> None:
+    """Its id is of 2025: one that was launched long ago may have worked until yesterday."""
+    paths = ended(host, days=2.0)
+    os.unlink(paths.result)
+    age(paths.folder, 48.0)
+    assert [row["state"] for row in look(host, older_than_s=86400.0)["runs"]] == ["lost"]
+    yesterday = time.time() - 20 * 3600.0
+    os.utime(Path(paths.log, "000001.log"), (yesterday, yesterday))
+    shown = look(host, older_than_s=86400.0)
+    assert (shown["runs"], shown["kept"]) == ([], [])
 
 
 @pytest.mark.parametrize("change", ["content", "added", "gone", "unasked"])
@@ -101,78 +99,175 @@ def test_what_is_not_as_it_was_shown_stays_with_all_others(host: HostRun, change
     if change == "content":
         Path(first.log, "000001.log").write_bytes(b"y" * 1001)
     elif change == "added":
-        Path(first.folder, "mine.txt").touch()
+        Path(first.log, "000002.log").touch()
     elif change == "gone":
         os.rename(first.folder, host.workdir / "elsewhere")
     else:
         wanted[f"{OLD}77"] = "0" * 64
-    code, stdout = host.call("prune", request(host, confirmed=wanted))
+    code, stdout = host.call("prune", *request(host, confirmed=wanted))
     error = json.loads(stdout)["error"]
     assert (code, error["code"]) == (70, "prune-changed")
     assert os.path.exists(second.result)
 
 
-def test_what_others_need_of_a_run_keeps_it_unless_all_is_said(host: HostRun) -> None:
-    output = host.workdir / "out"
-    (output / OUTPUT_LEDGER).mkdir(parents=True)
-    sampled = ended(
-        host, 0, outputs=[{"path": str(output), "root": str(host.workdir), "stale": "fail", "adopt": False}]
-    )
-    ledger = output / OUTPUT_LEDGER / f"{os.path.basename(sampled.folder)}.rank-0.jsonl"
-    ledger.touch()
-    elsewhere, here = ended(host, 1), ended(host, 2)
-    copied = [os.path.basename(paths.folder) for paths in (sampled, here)]
-    assert confirmed(look(host, all=False, copied=copied)).keys() == set(copied)
-    ledger.write_text('{"index":0}\n')
-    shown = look(host, all=False, copied=copied)
-    assert list(confirmed(shown)) == [os.path.basename(here.folder)]
-    whys = {each["run_id"]: each["why"] for each in shown["kept"]}
-    assert "its samples are in" in whys[os.path.basename(sampled.folder)]
-    assert "not been copied" in whys[os.path.basename(elsewhere.folder)]
-    assert len(look(host)["runs"]) == 3
-
-
-def test_a_lease_that_was_not_given_back_keeps_its_run(host: HostRun) -> None:
-    plan = host.plan(host.python("import time; time.sleep(300)"))
-    paths = host.launch(plan)
-    host.job(paths)
-    host.kill_supervisor(paths)
-    wait_until(lambda: host.state(plan)["state"] in ("orphaned", "lost"), "the run loses its supervisor")
-    (kept,) = look(host)["kept"]
-    assert "orphaned" in kept["why"] or "lease" in kept["why"]
-
-
-@pytest.mark.parametrize("kind", ["link", "foreign", "nameless", "damaged"])
-def test_what_is_no_folder_of_ours_is_left_alone(host: HostRun, kind: str) -> None:
-    paths = ended(host, 0)
-    if kind == "link":
-        target = host.workdir / "precious"
-        os.rename(paths.folder, target)
-        os.symlink(target, paths.folder)
-    elif kind == "foreign":
-        plan = host.read(paths.plan)
-        Path(paths.plan).write_text(json.dumps({**plan, "run_id": f"{OLD}99"}))
-    elif kind == "nameless":
-        os.unlink(paths.plan)
-    else:
-        Path(paths.result).write_text("{")
+def test_what_is_no_folder_is_left_alone(host: HostRun) -> None:
+    paths = ended(host)
+    target = host.workdir / "precious"
+    os.rename(paths.folder, target)
+    os.symlink(target, paths.folder)
     shown = look(host)
     assert shown["runs"] == []
-    assert len(shown["kept"]) == 1
-    assert Path(paths.folder, "log", "000001.log").exists()
-
-
-def test_what_appears_during_the_deletion_keeps_folder_and_plan(host: HostRun) -> None:
-    """Half a folder is still known for what it is, and goes at the next call."""
-    paths, layout = ended(host, 0), Layout(str(host.workdir))
-    chosen, _ = module._choose(layout, {"workdir": str(host.workdir), **request(host)})
-    (run_id,) = chosen
-    Path(paths.log, "000002.log").write_bytes(b"late")
-    with pytest.raises(module.HostError, match="entries stay"):
-        module._delete(layout, run_id, chosen[run_id].found)
-    assert not os.path.exists(paths.result)
-    assert Path(paths.log, "000002.log").exists()
+    assert "symbolic link" in shown["kept"][0]["why"]
+    os.rename(paths.folder, host.workdir / "runs" / ASIDE)  # nor under the name of what was put aside
     shown = look(host)
-    assert [row["state"] for row in shown["runs"]] == ["lost"]
+    assert (shown["runs"], len(shown["kept"])) == ([], 1)
+    assert (target / "log" / "000001.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"), [("plan", "no longer what was shown"), ("needed", "names it"), ("aside", "there already")]
+)
+def test_under_the_lock_a_run_is_judged_once_more(host: HostRun, change: str, why: str) -> None:
+    paths = ended(host)
+    layout, needs, chosen = chosen_of(host)
+    if change == "plan":
+        write(paths.plan, {**host.read(paths.plan), "created": "2026-02-02T00:00:00Z"})
+        age(paths.folder)
+    elif change == "needed":
+        other = ended(host, 1)
+        write(other.plan, {**host.read(other.plan), "extract": {"source": paths.folder}})
+        os.unlink(other.result)
+        write(other.run, {**host.read(other.run), "supervisor": dead(machine="elsewhere")})
+    else:
+        (host.workdir / "runs" / ASIDE).mkdir()
+    with pytest.raises(HostError, match=why):
+        module._put_aside(layout, RUN, chosen[RUN].contents, needs)
+    assert os.path.exists(paths.result)
+
+
+@pytest.mark.parametrize("kind", ["lost", "cancelled"])
+def test_a_run_without_a_result_goes_too(host: HostRun, kind: str) -> None:
+    """Under its lock it is not taken for one that somebody else starts or stops."""
+    paths = ended(host)
+    if kind == "cancelled":
+        write(paths.cancelled, "the controller gave up")
+        os.unlink(paths.run)
+    os.unlink(paths.result)
+    age(paths.folder)
+    assert look(host, confirmed=confirmed(look(host)))["failed"] == []
+    assert names(host) == []
+
+
+def test_the_lock_is_given_up_before_anything_is_deleted(host: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS keeps an open file that is unlinked under another name in its folder, which then cannot be removed."""
+    ended(host)
+    original = module.delete
+    open_then: list[str] = []
+
+    def spy(*args: Any, **options: Any) -> Any:
+        for descriptor in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # the listing's own
+                open_then.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        return original(*args, **options)
+
+    monkeypatch.setattr(module, "delete", spy)
+    assert look(host, confirmed=confirmed(look(host)))["failed"] == []
+    assert ASIDE in open_then
+    assert "start.lock" not in open_then
+    assert names(host) == []
+
+
+def test_what_appears_during_the_deletion_keeps_a_folder_that_no_reader_takes_for_a_run(host: HostRun) -> None:
+    ended(host)
+    layout, needs, chosen = chosen_of(host)
+    module._put_aside(layout, RUN, chosen[RUN].contents, needs)
+    (host.workdir / "runs" / ASIDE / "log" / "000002.log").write_bytes(b"late")
+    with pytest.raises(HostError, match="entries stay"):
+        module._delete(layout, ASIDE, chosen[RUN].contents)
+    assert names(host) == [ASIDE]
+    shown = look(host, keep=9, older_than_s=1e9)
+    assert [(row["run_id"], row["folder"], row["unfinished"]) for row in shown["runs"]] == [(RUN, ASIDE, True)]
     assert look(host, confirmed=confirmed(shown))["remaining"] == []
-    assert not os.path.exists(paths.folder)
+    assert names(host) == []
+
+
+def test_what_cannot_be_deleted_is_told_and_the_others_go(host: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended(host, 0)
+    ended(host, 1)
+    header, body = request(host, confirmed=confirmed(look(host)))
+    original = module.delete
+
+    def fail(place: Any, *args: Any, **options: Any) -> Any:
+        if place.name == ASIDE:
+            raise OSError(5, "Input/output error")
+        return original(place, *args, **options)
+
+    monkeypatch.setattr(module, "delete", fail)
+    out = io.BytesIO()
+    module.main(header, body, out)
+    answer = json.loads(out.getvalue())
+    assert [each["run_id"] for each in answer["deleted"]] == [f"{OLD}01"]
+    assert [(each["run_id"], "Input/output" in each["why"]) for each in answer["failed"]] == [(RUN, True)]
+    assert answer["remaining"] == [RUN]
+    assert names(host) == [ASIDE]
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from remote_payload.host import main, prune
+function, number = sys.argv[2], int(sys.argv[3])
+original, calls = getattr(os, function), [0]
+def deadly(*args, **options):
+    if function == "fsync" or options.keys() & {"dir_fd", "src_dir_fd"}:
+        calls[0] += 1
+        if calls[0] == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return original(*args, **options)
+setattr(os, function, deadly)
+sys.argv = ["main.py", "prune"]
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "number", "left"),
+    [
+        ("rename", 1, RUN),  # judged, and not renamed
+        ("fsync", 1, ASIDE),  # renamed, and nobody knows whether the disk does
+        ("unlink", 1, ASIDE),
+        ("unlink", 3, ASIDE),  # half of it deleted
+        ("rmdir", 1, ASIDE),
+        ("rmdir", 3, ASIDE),  # only the empty folder is left
+        ("fsync", 2, None),  # gone
+    ],
+)
+def test_a_prune_that_is_killed_leaves_no_half_run(
+    host: HostRun, function: str, number: int, left: str | None
+) -> None:
+    """What `ctl preflight --fix` offers to delete depends on it: half a run would be one that did not succeed."""
+    paths = ended(host)
+    root = host.folder / "root"
+    output = root / "moved"  # the samples of this very run, where its plan does not name them
+    write(output / "hs_0.safetensors", "samples")
+    write(output / OWNER_MARKER, {"wire": 1, "run_id": RUN, "owner": user_name(os.getuid()), "created": ""})
+    header, body = request(host, confirmed=confirmed(look(host)))
+    assert os.path.isdir(paths.folder)
+    repository = str(Path(module.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", KILLED, repository, function, str(number)],
+        input=pack_frame(header, body), capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    assert names(host) == ([left] if left else [])
+    rows = host.ask("ps", {"lease_dir": str(host.lease_dir)})["runs"]
+    assert [row["end_reason"] for row in rows] == (["succeeded"] if left == RUN else [])
+    asked = [{"path": str(output), "root": str(root), "stale": "fail", "adopt": False}]
+    fix = {"lease_dir": str(host.lease_dir), "outputs": asked, "confirmed": None}
+    assert host.ask("tidy", fix)["actions"] == []
+    shown = look(host)
+    assert [(row["folder"], row["unfinished"]) for row in shown["runs"]] == ([(left, left == ASIDE)] if left else [])
+    answer = look(host, confirmed=confirmed(shown))
+    assert (answer["failed"], answer["remaining"]) == ([], [])
+    assert names(host) == []
+    assert (output / "hs_0.safetensors").exists()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
 from pathlib import Path
 
+import pytest
 from support.hostrun import HostRun, wait_until
 
+from remote_payload.host.errors import HostError
 from remote_payload.host.liveness import Liveness, judge
 from remote_payload.host.members import read_environ
 from remote_payload.host.protocol import parse_confirmation
+from remote_payload.host.start import hold_start_lock
 
 APPEND_LINE = "open('count', 'a').write('x\\n')"
 
@@ -164,3 +168,28 @@ def test_run_folder_and_files_are_private(host: HostRun) -> None:
     wait_until(lambda: not Path(paths.reserve).exists(), "the reserve is given up")
     for path in [Path(paths.folder), *Path(paths.folder).rglob("*")]:
         assert path.stat().st_mode & 0o077 == 0, path
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_a_lock_that_is_no_longer_at_its_path_is_not_held(
+    host: HostRun, monkeypatch: pytest.MonkeyPatch, deleted: bool
+) -> None:
+    """A folder may go after its lock was opened and before it is held: who takes it must not start in that folder."""
+    paths = host.paths(host.plan())
+    os.makedirs(paths.folder)
+    original = fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", original)
+        os.rename(paths.folder, paths.folder + ".gone")
+        if not deleted:
+            os.makedirs(paths.folder)
+        original(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    if deleted:
+        with pytest.raises(HostError, match="folder of this run is gone"), hold_start_lock(paths, 0.5):
+            pass
+        return
+    with hold_start_lock(paths, 5.0) as descriptor:
+        assert os.path.samestat(os.fstat(descriptor), os.stat(paths.start_lock))
