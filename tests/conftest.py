@@ -1,13 +1,15 @@
 """What holds for every test, beside whichever others it runs; and how `make test` shares them out to two processes.
 
 Files go whole to whichever process is free. All that start an engine go to one, so that no engine ever meets another
-one, each is still started once, and the other process has the second core for all else.
+one, each is still started once, and the other process has the second core for all else. With them goes what judges
+all of the machine's /dev/shm, in which an engine that is killed leaves files of nobody's.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 
 ENGINES = "engine"
 """The marker of a test that starts one, and the name of all their files together."""
+
+MACHINE = "machine"
+"""The marker of a test that judges the whole machine, which must stand still meanwhile."""
+
+# A shell that starts us in the background has us ignore Ctrl-C, and all that we start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes, and how long the next one is in coming, depends on who else works on the machine.
 settings.register_profile("ctl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,11 +52,11 @@ def _umask() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    strays = [item.nodeid for item in items if item.get_closest_marker(ENGINES) and not _starts_engines(item.path)]
+    strays = [item.nodeid for item in items if item.get_closest_marker(ENGINES) and not _is_of_engines(item.path)]
     if strays:
         raise pytest.UsageError(f"not written as pytest.mark.{ENGINES}, so not kept from other engines: {strays}")
     if hasattr(config, "workerinput"):  # one of two: the longest piece of work is begun first
-        items.sort(key=lambda item: not _starts_engines(item.path))
+        items.sort(key=lambda item: not _is_of_engines(item.path))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -60,15 +68,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileS
     class EnginesTogether(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = str(super()._split_scope(nodeid))
-            return ENGINES if _starts_engines(config.rootpath / file) else file
+            return ENGINES if _is_of_engines(config.rootpath / file) else file
 
     return EnginesTogether(config, log)
 
 
 @functools.cache
-def _starts_engines(file: Path) -> bool:
+def _is_of_engines(file: Path) -> bool:
     """Whether a file has tests marked so. The process that shares out has collected nothing and sees names alone."""
-    return f"pytest.mark.{ENGINES}" in file.read_text()
+    text = file.read_text()
+    return any(f"pytest.mark.{marker}" in text for marker in (ENGINES, MACHINE))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

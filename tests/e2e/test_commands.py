@@ -137,7 +137,8 @@ def test_an_unknown_run_is_looked_for_on_no_host_but_the_one_that_is_named(proje
         assert f"no run of this workstation has the id `{run_id}`" in unknown.stderr
         assert "--host" in unknown.stderr
     mistyped = project.json("stop", run_id[:-1] + ("0" if run_id[-1] != "0" else "1"), code=2)["error"]
-    assert (mistyped["code"], mistyped["why"]) == ("run-unknown", f"like it: {run_id}")
+    assert mistyped["code"] == "run-unknown"
+    assert mistyped["why"].startswith(f"like it: {run_id}")  # others of the same minute are like it too
     assert (project.server.folder / "sshd.log").read_text().count("Accepted ") == logins
     attached = project.ctl("attach", run_id, "--host", "demo", **other)
     assert attached.returncode == 0, attached.stderr

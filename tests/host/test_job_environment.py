@@ -13,7 +13,7 @@ from remote_payload.host.steps import job_environment
 
 def plan(env: dict[str, str], **host: Any) -> dict[str, Any]:
     return {
-        "run_id": "20261129-120000-abcdef", "payload": "0" * 64, "job": {"env": env},
+        "run_id": "20261129-120000-abcdef", "payload": "0" * 64, "job": {"kind": "extract", "env": env},
         "host": {"name": "h", "python": "/opt/vllm/bin/python", **host},
     }  # fmt: skip
 

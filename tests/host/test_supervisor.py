@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_smi import UUIDS, FakeSmi
-from support.hostrun import HostRun, left_by_the_run, wait_until
+from support.hostrun import HostRun, wait_until
 
 from remote_payload.host.layout import OWNER_MARKER, Layout
 from remote_payload.host.liveness import Liveness, identity, judge
@@ -227,20 +227,6 @@ def test_a_folder_that_is_not_what_was_confirmed_ends_the_run_before_the_job(hos
     assert host.run(plan)["end_reason"] == "clear-changed"
     assert (output / "hs_0.safetensors").read_text() == "precious"
     assert not (host.folder / "ran").exists()
-
-
-def test_shared_memory_of_the_job_is_swept_and_that_of_others_is_not(host: HostRun) -> None:
-    name = f"psm_test{os.getpid()}"
-    mine, other = Path(f"/dev/shm/{name}_job"), Path(f"/dev/shm/{name}_before")
-    other.write_text("x")
-    try:
-        result = host.run(host.plan(host.python(f"open('{mine}', 'w').write('x'); import os; os.abort()")))
-        assert left_by_the_run(result) == []
-        assert not mine.exists()
-        assert other.exists()
-    finally:
-        other.unlink()
-        mine.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------- GPUs

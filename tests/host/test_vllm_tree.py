@@ -51,7 +51,7 @@ def test_engine_core_and_workers_are_found_and_ended_after_the_supervisors_death
         "kind": "exec",
         "argv": [sys.executable, str(tmp_path / "job.py"), str(model)],
     }
-    plan = host.plan(step, job={"env": environment, "limits": {"stop_grace_s": 5.0}})
+    plan = host.plan(step, job={"kind": "extract", "env": environment, "limits": {"stop_grace_s": 5.0}})
     paths = host.launch(plan)
     wait_until(lambda: (host.folder / "ready").exists() or Path(paths.result).exists(), "the engine is up", ENGINE_S)
     assert not Path(paths.result).exists(), host.log(paths)[-4000:]
