@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
 from controller.afterwards import Afterwards, run_hook
-from controller.core.errors import CtlError, ExitCode, JobFailed, JobStopped, RefusedError, UsageError
+from controller.core.errors import CtlError, ExitCode, JobFailed, JobStopped, RefusedError, RemoteFailed, UsageError
 from controller.core.events import Event
 from controller.core.usage import usage
 from controller.diagnosis import with_triage
@@ -208,15 +208,7 @@ class Run:
         with copying(self._folder.path), self._folder.watching():
             self._cancel.clear()  # a `detach` was meant for an earlier watch: there is one at a time
             self._recorder("stage", name="watch", status="started")
-            self._outcome = watch_stage.run(
-                self._context,
-                self.id,
-                self._folder.mirror,
-                on_event=self._event,
-                on_log=self._log,
-                patience_s=patience_s,
-                follow=follow,
-            )
+            self._outcome = self._follow(patience_s, follow=follow)
             status = "done" if self._outcome.ended else "skipped"
             self._recorder("stage", name="watch", status=status, text=self._outcome.state)
             if self._outcome.ended and self.summary is not None:
@@ -225,6 +217,28 @@ class Run:
         if self._outcome.ended:
             self._finish()
         return self._outcome
+
+    def _follow(self, patience_s: float, *, follow: bool) -> watch_stage.WatchOutcome:
+        try:
+            return watch_stage.run(
+                self._context,
+                self.id,
+                self._folder.mirror,
+                on_event=self._event,
+                on_log=self._log,
+                patience_s=patience_s,
+                follow=follow,
+            )
+        except RemoteFailed as error:
+            result = self._folder.read("result.json")
+            if error.code != "no-such-run" or result is None:
+                raise
+            # `ctl prune` deletes there only what is whole here.
+            text = f"{self.host} has deleted its folder of the run: this is the copy that is here"
+            self._recorder("notice", level="info", code="run-pruned", text=text)
+            return watch_stage.WatchOutcome(
+                ended=True, state="finished", end_reason=result["end_reason"], reconnects=0
+            )
 
     def wait(self, timeout: float | None = None) -> Run:
         """Watch until the run has ended, and return self; in a notebook it is shown while it goes on.

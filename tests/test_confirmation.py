@@ -6,7 +6,9 @@ from typing import Any, cast
 
 import pytest
 
+from controller.core.errors import Interrupted
 from controller.pipeline import outputs_to_confirm
+from controller.ui import terminal
 from controller.ui.terminal import loss_question
 from remote_payload.host.protocol import Plan
 
@@ -63,3 +65,18 @@ def test_the_question_names_the_host_and_the_run_that_wrote(
     stale: str, listing: dict[str, Any], question: str
 ) -> None:
     assert loss_question("gpu1", {**OUTPUT, "stale": stale}, listing) == question
+
+
+def test_a_command_without_stale_offers_none() -> None:
+    question = loss_question("gpu1", {**OUTPUT, "stale": "clear"}, {"marker": {"run_id": "R1"}}, keepable=False)
+    assert question == "delete 2 entries of /data/out on host gpu1, written by run R1?"
+
+
+def test_ctrl_c_at_a_question_says_what_it_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: str) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(terminal, "can_ask", lambda: True)
+    monkeypatch.setattr(terminal, "ask_yes_no", interrupted)
+    with pytest.raises(Interrupted, match="nothing was deleted"):
+        terminal.require_yes("delete?", unattended="", fix="", declined="nothing was deleted")

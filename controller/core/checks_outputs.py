@@ -86,6 +86,11 @@ def _check_problems(listing: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
+def _going_on(plan: Plan) -> str:
+    """A conversion writes every file anew: it has nothing to go on with."""
+    return "" if plan["job"]["kind"] == "convert" else "`--stale resume` to go on, "
+
+
 def _stale(listing: Mapping[str, Any], report: Mapping[str, Any], plan: Plan) -> Finding:
     path, stale = listing["path"], Stale(listing["stale"])
     if stale is Stale.FAIL:
@@ -93,7 +98,7 @@ def _stale(listing: Mapping[str, Any], report: Mapping[str, Any], plan: Plan) ->
             "output-stale",
             f"{path} holds {_amount(listing)} of an earlier run",
             why=f"{_whose(listing, report)}; {_examples(listing)}",
-            fix="add `--stale resume` to go on, `--stale clear` to delete them, `--stale quarantine` to move them",
+            fix=f"add {_going_on(plan)}`--stale clear` to delete them, `--stale quarantine` to move them",
         )
     others = listing.get("others") or []
     if stale is Stale.CLEAR:

@@ -29,6 +29,7 @@ from remote_payload.host.protocol import (
     Limits,
     OwnedOutput,
     Plan,
+    Stale,
     Step,
 )
 
@@ -220,6 +221,11 @@ def make_convert_plan(
             code="lossy-conversion",
         )
     path = host.resolve(output) if output else f"{spec['output']}-{to}"
+    if stale == Stale.RESUME.value:
+        raise UsageError(
+            "a conversion cannot resume: it writes every file anew",
+            fix="`--stale clear` deletes what is in its output, `--stale quarantine` moves it",
+        )
     owned = owned_output(host, path, stale=stale, adopt=adopt, reads=(spec["output"], spec["model"], spec["data"]))
     runs = Layout(host.workdir)
     argv = [

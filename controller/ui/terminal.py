@@ -12,7 +12,7 @@ from typing import IO, Any, TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
-from controller.core.errors import RefusedError
+from controller.core.errors import Interrupted, RefusedError
 from controller.ui.clean import clean_block
 
 PIPE_WIDTH = 8192
@@ -72,20 +72,27 @@ def require_yes(question: str, *, unattended: str, fix: str, declined: str, why:
     """Go on only if a person says so. Raises RefusedError (`confirmation-needed`: nobody is there; `declined`)."""
     if not can_ask():
         raise RefusedError(unattended, why=why, fix=fix, code="confirmation-needed")
-    if not ask_yes_no(question):
+    try:
+        sure = ask_yes_no(question)
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted: {declined}") from None
+    if not sure:
         raise RefusedError(f"declined: {declined}", code="declined")
 
 
 _LOSSES = {"clear": "delete", "quarantine": "move aside", "resume": "go on with"}
 
 
-def loss_question(host: str, output: Mapping[str, Any], listing: Mapping[str, Any]) -> str:
-    """Return the question before a folder is touched: what becomes of how much, where, and which run wrote it."""
+def loss_question(host: str, output: Mapping[str, Any], listing: Mapping[str, Any], *, keepable: bool = True) -> str:
+    """Return the question before a folder is touched: what becomes of how much, where, and which run wrote it.
+
+    `keepable`: whether the command takes `--stale quarantine` in place of it.
+    """
     count, partial, marker = int(output["entries"]), listing.get("partial"), listing.get("marker") or {}
     amount = f"{count:,} {'entry' if count == 1 else 'entries'}"
     whose = f"written by run {marker['run_id']}" if marker else "which no run of ctl wrote"
     half = f", deleting {partial:,} half-written" if partial and output["stale"] == "resume" else ""
-    keep = " (`--stale quarantine` would keep them)" if output["stale"] == "clear" and marker else ""
+    keep = " (`--stale quarantine` would keep them)" if output["stale"] == "clear" and marker and keepable else ""
     return f"{_LOSSES[output['stale']]} {amount} of {output['path']} on host {host}, {whose}{half}{keep}?"
 
 

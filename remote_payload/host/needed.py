@@ -235,12 +235,14 @@ def _why_output(run_id: str, paths: RunPaths, plan: Mapping[str, Any]) -> Option
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
+        if _names(path) in ([], [OWNER_MARKER]):
+            continue  # emptied: whoever writes next claims it, whatever is known of the run that was there
         if (read_json(os.path.join(path, OWNER_MARKER)) or {}).get("run_id") == run_id:
-            return "%s is marked as its output, and is judged by its records" % path
+            return "%s is marked as its output, and is judged by its records until it is cleared" % path
         if any(name.startswith(run_id + ".") for name in _names(os.path.join(path, OUTPUT_LEDGER))):
-            return "the ledger of %s names it, and is judged by its records" % path
+            return "the ledger of %s names it, and is judged by its records until it is cleared" % path
         if _vouched(paths):
-            return "its samples may be in %s, and `ctl convert` reads its records" % path
+            return "its samples may be in %s, and `ctl convert` reads its records until that is cleared" % path
     return None
 
 

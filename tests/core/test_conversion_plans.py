@@ -59,6 +59,8 @@ def test_a_conversion_cannot_overwrite_what_it_reads() -> None:
         assert caught.value.code in ("output-overlaps", "output-outside-roots")
     with pytest.raises(UsageError, match="already"):
         convert(plan(), to="speculators")
+    with pytest.raises(UsageError, match="cannot resume"):
+        convert(plan(), stale="resume")
     with pytest.raises(UsageError, match="no format"):
         convert(plan(), to="hdf5")
     with pytest.raises(UsageError, match="is a run, not an extraction"):
@@ -107,3 +109,16 @@ def test_the_probe_is_asked_for_the_source_of_a_conversion_and_must_answer() -> 
         levels = {finding.code: finding.level for finding in findings(late, made)}
         assert levels["probe-source"] == level
         assert levels["probe-outputs"] == "fail", "what has not been looked at at all is another matter"
+
+
+def test_a_full_output_of_a_conversion_is_no_place_to_go_on() -> None:
+    made = convert(plan())
+    listing = {
+        "path": made["job"]["outputs"][0]["path"], "stale": "fail", "adopt": False, "foreign": False, "spent": False,
+        "entries": 3, "bytes": 9, "problems": [], "marker": None, "samples": 3, "partial": 0, "others": [],
+        "examples": [],
+    }  # fmt: skip
+    report = {"sections": {"outputs": {"ok": True, "data": {"outputs": [listing]}}}}
+    found = {each.code: each.fix for each in findings(report, made)}
+    assert "--stale clear" in found["output-stale"]
+    assert "resume" not in found["output-stale"]

@@ -118,6 +118,9 @@ def test_prune_shows_asks_deletes_and_looks_again(project: Project) -> None:
     assert pruned["deleted_bytes"] == sum(row["bytes"] for row in pruned["runs"]) > 0
     assert not folder.exists()
     assert project.json("summary", run_id)["run_id"] == run_id  # the copy here is whole
+    attached = project.ctl("attach", run_id, "--progress", "plain")
+    assert attached.returncode == 0, attached.stderr
+    assert "has deleted its folder of the run" in attached.stderr
 
 
 def test_logs_are_selected_by_line(project: Project, spoken: str) -> None:

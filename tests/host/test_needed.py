@@ -249,6 +249,8 @@ def test_an_output_that_names_a_run_keeps_it(host: HostRun) -> None:
     assert why_kept(host, paths) is None
     marker = {"wire": 1, "run_id": RUN, "owner": user_name(os.getuid())}
     write(output / OWNER_MARKER, marker)
+    assert why_kept(host, paths) is None, "as `ctl clear` leaves it"
+    write(output / "hs_0.safetensors", "x")
     assert "is marked as its output" in (why_kept(host, paths) or "")
     write(output / OWNER_MARKER, {**marker, "run_id": OTHER})
     assert why_kept(host, paths) is None
@@ -284,7 +286,10 @@ def test_samples_that_a_run_vouches_for_keep_it(host: HostRun, line: dict[str, A
     assert why_kept(host, paths) is None
     write(Path(paths.ledger, "rank-0.jsonl"), json.dumps(line) + "\n")
     age(paths.folder)
+    assert why_kept(host, paths) is None, "the folder is empty: they are gone"
+    write(output / "hs_0.safetensors", "x")
     assert "`ctl convert` reads its records" in (why_kept(host, paths) or "")
+    (output / "hs_0.safetensors").unlink()
     output.rmdir()
     assert why_kept(host, paths) is None
 
