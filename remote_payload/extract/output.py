@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from typing import Any, BinaryIO, Self
+from typing import Any
 
 from remote_payload.extract.formats import DTYPE_CODES
 from remote_payload.extract.identity import asked
@@ -26,9 +26,6 @@ SCHEMA_VERSION = 1
 
 OFFSET_BITS = 48
 """Of a place in a ledger."""
-
-LEDGERS_OPEN = 64
-"""At once: every resume leaves one of each rank, and a process may often have no more than 1,024 files."""
 
 SEMANTICS = 1
 """Raised whenever the same plan would make this payload store other values than before."""
@@ -143,49 +140,31 @@ class OutputLedger:
     """The latest ledger line of each sample in an output folder, by index. Run ids sort by time.
 
     Only where each line stands is in memory: 100 bytes a sample, of which there are half a million, instead of 3,000.
-    A context manager, for the files that stay open: one of each rank of a few runs, since neighbours in number are
-    mostly of the ranks of one.
+    No file stays open: every resume leaves one of each rank, a process may often have no more than 1,024, and whoever
+    asks for a line reads a whole sample beside it.
     """
 
     def __init__(self, output: str) -> None:
         folder = os.path.join(output, OUTPUT_LEDGER)
         names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         self._paths = [os.path.join(folder, name) for name in names if name.endswith(".jsonl")]
-        self._open: dict[int, BinaryIO] = {}  # by the number of the file, the one that was asked last at the end
         self._places: dict[int, int] = {}  # offset, and above OFFSET_BITS the number of the file
         for number, path in enumerate(self._paths):
+            offset = 0
             with open(path, "rb") as file:
-                self._note(number, file)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._open.values():
-            file.close()
+                for raw in file:
+                    line = parse_line(raw)
+                    if line is not None and "file" in line and "sha256" in line:
+                        self._places[line["index"]] = number << OFFSET_BITS | offset
+                    offset += len(raw)
 
     def get(self, index: int) -> dict[str, Any] | None:
         place = self._places.get(index)
         if place is None:
             return None
-        file = self._file(place >> OFFSET_BITS)
-        file.seek(place & ((1 << OFFSET_BITS) - 1))
-        return parse_line(file.readline())
-
-    def _file(self, number: int) -> BinaryIO:
-        file = self._open.pop(number, None) or open(self._paths[number], "rb")  # noqa: SIM115 - see __exit__
-        self._open[number] = file
-        if len(self._open) > LEDGERS_OPEN:
-            self._open.pop(next(iter(self._open))).close()
-        return file
-
-    def _note(self, number: int, file: BinaryIO) -> None:
-        offset = 0
-        for raw in file:
-            line = parse_line(raw)
-            if line is not None and "file" in line and "sha256" in line:
-                self._places[line["index"]] = number << OFFSET_BITS | offset
-            offset += len(raw)
+        with open(self._paths[place >> OFFSET_BITS], "rb") as file:
+            file.seek(place & ((1 << OFFSET_BITS) - 1))
+            return parse_line(file.readline())
 
 
 def store_dtype_code(spec: ExtractSpec, facts: ModelFacts) -> str | None:

@@ -132,25 +132,25 @@ def resume(
     ours = [form.file_name(index) for index in samples.indexes if form.file_name(index) in names]
     inspections = inspect_all((os.path.join(output, name) for name in ours), spec["format"])
     looked = 0
-    with OutputLedger(output) as ledger:
-        for sample in samples:
-            name = form.file_name(sample.index)
-            if name not in names:
-                result.missing.add(sample)
-                continue
-            looked += 1
-            found, record = next(inspections), ledger.get(sample.index)
-            code, why = verdict(sample, expected, record, found)
-            if code or record is None:
-                quarantine.take(sample.index, name, code, why)
-                result.bad[code] += 1
-                result.missing.add(sample)
-            else:
-                keep(named(record, sample.record_id))
-                result.kept += 1
-                if found.facts is not None and not result.header:
-                    result.header = found.facts.metadata
-            told(looked, len(ours))
+    ledger = OutputLedger(output)
+    for sample in samples:
+        name = form.file_name(sample.index)
+        if name not in names:
+            result.missing.add(sample)
+            continue
+        looked += 1
+        found, record = next(inspections), ledger.get(sample.index)
+        code, why = verdict(sample, expected, record, found)
+        if code or record is None:
+            quarantine.take(sample.index, name, code, why)
+            result.bad[code] += 1
+            result.missing.add(sample)
+        else:
+            keep(named(record, sample.record_id))
+            result.kept += 1
+            if found.facts is not None and not result.header:
+                result.header = found.facts.metadata
+        told(looked, len(ours))
     result.others = len(names - wanted)
     inspections.close()
     quarantine.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -67,11 +68,7 @@ def each_line(path: str) -> Iterator[Dict[str, Any]]:
 
     The last line of a writer that was killed may be cut, and nothing that reads a run may fail because of it.
     """
-    try:
-        file = open(path, "rb")  # noqa: SIM115 - closed below
-    except FileNotFoundError:
-        return
-    with file:
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         for line in file:
             record = parse_line(line)
             if record is not None:

@@ -201,13 +201,8 @@ def _why_work(layout: Layout, paths: RunPaths, plan: Mapping[str, Any], contents
     digest = str((plan.get("job") or {}).get("upload"))
     tree = read_json(os.path.join(layout.files, "trees", "%s.json" % digest)) if HASH.fullmatch(digest) else None
     if tree is None:
-        return (
-            "its work folder holds %d files, among them %r, and what was uploaded for it is not known (any more)"
-            % (
-                len(files),
-                files[0],
-            )
-        )
+        words = "its work folder holds %d files, among them %r, and what was uploaded for it is not known (any more)"
+        return words % (len(files), files[0])
     placed = {WORK + entry["path"]: entry for entry in tree["files"]}
     for path in files:
         if not _is_placed(paths, path, contents.entries[path], placed):
@@ -229,14 +224,17 @@ def _is_placed(paths: RunPaths, path: str, found: Fingerprint, placed: Mapping[s
 def _why_output(run_id: str, paths: RunPaths, plan: Mapping[str, Any]) -> Optional[str]:
     for output in (plan.get("job") or {}).get("outputs") or []:
         path = output["path"]
-        if not os.path.isdir(output["root"]):
-            return "whether its output %s is there cannot be seen: %s is no folder now" % (path, output["root"])
+        if not _names(output["root"]):
+            return "whether its output %s is there cannot be seen: %s is empty or gone, as if it were not mounted" % (
+                path,
+                output["root"],
+            )
         try:
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        if _names(path) in ([], [OWNER_MARKER]):
-            continue  # emptied: whoever writes next claims it, whatever is known of the run that was there
+        if _names(path) == [OWNER_MARKER]:
+            continue  # emptied by ctl: whoever writes next claims it, whatever is known of the run that was there
         if (read_json(os.path.join(path, OWNER_MARKER)) or {}).get("run_id") == run_id:
             return "%s is marked as its output, and is judged by its records until it is cleared" % path
         if any(name.startswith(run_id + ".") for name in _names(os.path.join(path, OUTPUT_LEDGER))):

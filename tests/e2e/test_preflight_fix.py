@@ -7,16 +7,14 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from e2e.conftest import Project
+from support.hostrun import wait_until
 
 pytestmark = [pytest.mark.sshd, pytest.mark.machine]
-
-DEADLINE_S = 60.0
 
 
 def alive(pid: int) -> bool:
@@ -24,16 +22,6 @@ def alive(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
-
-
-def wait_for(condition: Any) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.1)
-    pytest.fail("it did not come to it in time")
 
 
 @pytest.fixture
@@ -53,8 +41,8 @@ def test_fix_clears_up_what_a_dead_run_left_and_nothing_else(project: Project, s
         assert started.returncode == 8, started.stderr
         run_id = project.json("ps", "--host", "demo")["runs"][0]["run_id"]
         record = project.run_folder(run_id) / "run.json"
-        job = wait_for(lambda: json.loads(record.read_text())["job"])
-        wait_for(segment.exists)
+        job = wait_until(lambda: json.loads(record.read_text())["job"], "the job is recorded")
+        wait_until(segment.exists, "the job opens its segment")
         os.kill(json.loads(record.read_text())["supervisor"]["pid"], signal.SIGKILL)
         unfinished = unfinished_output(project, run_id)
         words = ("preflight", "--host", "demo", "--playbook", "demo", "--fix")

@@ -286,11 +286,13 @@ def test_samples_that_a_run_vouches_for_keep_it(host: HostRun, line: dict[str, A
     assert why_kept(host, paths) is None
     write(Path(paths.ledger, "rank-0.jsonl"), json.dumps(line) + "\n")
     age(paths.folder)
-    assert why_kept(host, paths) is None, "the folder is empty: they are gone"
-    write(output / "hs_0.safetensors", "x")
     assert "`ctl convert` reads its records" in (why_kept(host, paths) or "")
-    (output / "hs_0.safetensors").unlink()
+    write(output / OWNER_MARKER, {"wire": 1, "run_id": RUN, "owner": user_name(os.getuid())})
+    assert why_kept(host, paths) is None, "as `ctl clear` leaves it: they are gone"
+    (output / OWNER_MARKER).unlink()
     output.rmdir()
+    assert "as if it were not mounted" in (why_kept(host, paths) or "")
+    (output.parent / "of-another-run").mkdir()
     assert why_kept(host, paths) is None
 
 
