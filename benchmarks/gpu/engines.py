@@ -40,6 +40,15 @@ def engine(arguments: argparse.Namespace, eager: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def other_engine(arguments: argparse.Namespace, eager: bool) -> dict[str, Any]:
+    """Return the arguments of an engine that is not the product's, as near to it as can be."""
+    return {
+        "model": str(MODELS / arguments.model), "dtype": "bfloat16", "skip_tokenizer_init": True,
+        "max_model_len": MAX_SEQ_LEN + 1, "enable_prefix_caching": False, "disable_log_stats": True,
+        **engine(arguments, eager),
+    }  # fmt: skip
+
+
 def boundaries(model: Path) -> list[int]:
     layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
     return [2, layers // 2, layers - 3, layers]

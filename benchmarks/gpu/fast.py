@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import DATA, HOST_ENV, MODELS, OUT, print_table, write_result
-from engines import MAX_SEQ_LEN, WARM_UP, Capturing, add_engine_options, boundaries, engine, time_generate
+from engines import WARM_UP, Capturing, add_engine_options, boundaries, other_engine, time_generate
 from flops import prefill_flops
 from together import Child, serve_rounds, take_turns
 
@@ -39,7 +39,7 @@ Ready = tuple[dict[str, Any], Callable[[], float]]
 def plain(arguments: argparse.Namespace, eager: bool, prompts: list[list[int]], output: Path) -> Iterator[Ready]:
     from vllm import LLM
 
-    llm = LLM(**_other_engine(arguments, eager))
+    llm = LLM(**other_engine(arguments, eager))
     time_generate(llm, prompts[:WARM_UP], lambda: None)
     yield {}, lambda: time_generate(llm, prompts, lambda: None)
 
@@ -56,7 +56,7 @@ def ours(arguments: argparse.Namespace, eager: bool, prompts: list[list[int]], o
 def connector(arguments: argparse.Namespace, eager: bool, prompts: list[list[int]], output: Path) -> Iterator[Ready]:
     from vllm import LLM
 
-    llm = LLM(**_other_engine(arguments, eager), **_connector(arguments, output))
+    llm = LLM(**other_engine(arguments, eager), **_connector(arguments, output))
 
     def ask(asked: list[list[int]]) -> float:
         def files() -> None:
@@ -76,7 +76,7 @@ def connector(arguments: argparse.Namespace, eager: bool, prompts: list[list[int
 def served(arguments: argparse.Namespace, eager: bool, prompts: list[list[int]], output: Path) -> Iterator[Ready]:
     from served import Server
 
-    options = {**_other_engine(arguments, eager), **_connector(arguments, output)}
+    options = {**other_engine(arguments, eager), **_connector(arguments, output)}
     del options["skip_tokenizer_init"]  # a server answers in text
     with Server(options, output) as server:
         server.ask(prompts[:WARM_UP])
@@ -94,14 +94,6 @@ def _connector(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
             "kv_connector": "ExampleHiddenStatesConnector", "kv_role": "kv_producer",
             "kv_connector_extra_config": {"shared_storage_path": str(output)},
         },
-    }  # fmt: skip
-
-
-def _other_engine(arguments: argparse.Namespace, eager: bool) -> dict[str, Any]:
-    return {
-        "model": str(MODELS / arguments.model), "dtype": "bfloat16", "skip_tokenizer_init": True,
-        "max_model_len": MAX_SEQ_LEN + 1, "enable_prefix_caching": False, "disable_log_stats": True,
-        **engine(arguments, eager),
     }  # fmt: skip
 
 
