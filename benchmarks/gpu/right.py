@@ -1,7 +1,7 @@
 """Is it right: captured states against transformers, and against each other by every path, in bf16 on the GPU.
 
     python right.py            one GPU: qwen3, deepseek and kimi, several engines at once
-    python right.py --tp 2     the same models on one GPU and on two
+    python right.py --tp 2     the same models on one GPU and on two; on one alone, see one_gpu.py
 
 Each engine is a run of the product's own job (`remote_payload.extract.engine`), which stores the state after every
 layer. transformers' layers are run on the captured state of the layer before, so that a difference is one layer's
@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import one_gpu
 import torch
-from bench import DATA, HOST_ENV, MODELS, OUT, ROOT, print_table, write_result
+from bench import DATA, HOST_ENV, MODELS, OUT, ROOT, gpu_count, print_table, write_result
 from reference import Reference
 from safetensors.torch import load_file, safe_open
 from support.extraction import Run, execute_module, make_run
@@ -72,10 +73,16 @@ ONE_GPU = (
 )  # fmt: skip
 
 
-def two_gpus(size: int) -> Iterator[Variant]:
+def tensor_parallel(size: int) -> Iterator[Variant]:
+    shared = gpu_count() < size
+    env = one_gpu.environment(ROOT / "plugins", size) if shared else {}
+    engine = {"tensor_parallel_size": size, **(one_gpu.ENGINE if shared else {})}
+    name = f"hooks-tp{size}{'-one-gpu' if shared else ''}"
     for model in ("qwen3-truth", "deepseek-truth", "kimi-truth"):
         yield Variant(model=model, name="hooks", capture="hooks")
-        yield Variant(model=model, name=f"hooks-tp{size}", capture="hooks", engine={"tensor_parallel_size": size})
+        yield Variant(model=model, name=name, capture="hooks", engine=engine, env=env)
+    experts = {**engine, "enable_expert_parallel": True}
+    yield Variant(model="kimi-truth", name=f"{name}-experts", capture="hooks", engine=experts, env=env)
 
 
 def start(variant: Variant) -> Run:
@@ -179,7 +186,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="models, separated by commas")
     arguments = parser.parse_args()
     size = arguments.tp
-    variants = ONE_GPU if size == 1 else tuple(two_gpus(size))
+    variants = ONE_GPU if size == 1 else tuple(tensor_parallel(size))
     if arguments.only:
         variants = tuple(variant for variant in variants if variant.model in arguments.only.split(","))
     part = "right" if size == 1 else f"right-tp{size}"

@@ -12,7 +12,7 @@ repo=$(cd "$here/../.." && pwd)
 carried=${CTL_CARRIED:-$(dirname "$repo")} # ssh/ and ctlsite/ of tools.tgz
 export BENCH_ROOT=${BENCH_ROOT:-/tmp/ctl-gpu} OUT=${OUT:-/tmp/ctl-gpu/out} PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 export BENCH_MEMORY=${BENCH_MEMORY:-/dev/shm/ctl-gpu} # of this call alone, where several run side by side
-part_limit_s=${PART_LIMIT_S:-300}
+part_limit_s=${PART_LIMIT_S:-590}
 mkdir -p "$OUT" "$BENCH_ROOT"
 cd "$repo" # `python -m` looks in the current folder first: another checkout there would be measured instead
 
