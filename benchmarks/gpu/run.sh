@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Run the GPU benchmarks on a bare machine with NVIDIA GPUs, Python 3.12, torch 2.11 (CUDA 13) and transformers.
-# Usage: run.sh [--bundle FILE] PART ...
-#   PART: models right canary product fast dissect memory writing sweep, or "NAME:ARGUMENTS", as in "fast:--tp 2"
+# Usage: run.sh [--bundle FILE] [PART ...]
+#   PART: models right canary product fast dissect account memory writing sweep, or "NAME:ARGUMENTS", as in
+#         "fast:--tp 2"; without any: all that this machine's GPUs allow, an hour and more
 #   --bundle  the concatenated part0..part4 of pack.sh; unpacked once. tools.tgz must be unpacked beside this checkout.
 # CTL_CARRIED: where tools.tgz was unpacked, if not beside this checkout.
 # Results: $OUT/*.json, $OUT/logs.tgz (logs, run folders, nvidia-smi); default $OUT: /tmp/ctl-gpu/out.
@@ -35,6 +36,17 @@ fi
 export CTL_SPECULATORS_CLIENT="$carried/peer/vllm_client.py"
 if [ -x "$carried/peer/fio" ]; then export FIO="$carried/peer/fio"; fi
 export CTL_PYTHONPATH="$carried/ctlsite:$repo" PYTHONPATH="$here:$repo:$repo/tests"
+
+if [ $# = 0 ]; then
+  set -- "models:qwen3-8b deepseek-wide qwen3-truth deepseek-truth kimi-truth prompts.jsonl long.jsonl short.jsonl truth.jsonl"
+  set -- "$@" product right canary "fast:--prompts long.jsonl" dissect sweep account memory writing
+  for gpus in 2 4 8; do
+    if [ "$(nvidia-smi -L | wc -l)" -ge $gpus ]; then
+      set -- "$@" "product:--gpus $gpus" "right:--tp $gpus"
+      set -- "$@" "dissect:--model deepseek-wide --tp $gpus --compiled --prompts long.jsonl --rounds ,rank0,, --no-profile"
+    fi
+  done
+fi
 
 status=0
 for part in "$@"; do
