@@ -106,6 +106,12 @@ class VariantWorker(CaptureWorker):
     def _is_mine(self, request: Any) -> bool:
         return (self.rank == 0 and not request.probe) if self._rank0 else super()._is_mine(request)
 
+    def ctl_status(self) -> dict[str, Any]:
+        status = super().ctl_status()
+        if self._rank0 and self.rank:
+            status["writing"] = 1  # rank 0 has this rank's samples, and nobody may call them lost
+        return status
+
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         self._clock_store()
