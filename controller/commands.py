@@ -189,10 +189,12 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
         # it had is the host's to say: here its end may not have been seen.
         over = run_id is None and (ended or outcome.was_over)
         others = [each.run_id for each in going_on(run.folder.path.parent) if each.run_id != run.id] if over else []
+        summary: Mapping[str, Any] = run.summary or {}
     record = {
         "schema_version": 1, "run_id": run.id, "state": outcome.state, "end_reason": outcome.end_reason,
         "gpus_clean": outcome.gpus_clean, "killed": outcome.killed, "leftovers": outcome.leftovers,
         "message": outcome.message, "others": others,
+        "last_stage": summary.get("last_stage"), "samples": summary.get("samples"),
     }  # fmt: skip
     if as_json:
         print_json(record)

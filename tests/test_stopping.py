@@ -25,6 +25,7 @@ class Ended:
     host = "gpu1"
 
     folder: RunFolder
+    summary = None
     ended = False
 
     def __init__(self, clean: bool | str, *, was_over: bool = False) -> None:

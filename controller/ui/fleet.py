@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from controller.core.runview import Contact
+from controller.core.runview import Contact, at_work
 from controller.ui.board import Snapshot
 from controller.ui.charts import bar
 from controller.ui.clean import clean
@@ -15,7 +15,7 @@ from controller.ui.gauges import mean_util
 from controller.ui.glyphs import UNICODE, Glyphs
 from controller.ui.header import sign_of
 from controller.ui.keymap import UiState
-from controller.ui.stagelines import at_work, spinner
+from controller.ui.stagelines import spinner
 
 BAR = 12
 STATE = 12

@@ -22,12 +22,12 @@ from controller.core.tracebacks import Failure
 from controller.ui.board import Controls, Known
 from controller.ui.clean import clean, clean_block
 from controller.ui.formats import (
-    amount_text,
     bytes_text,
     clock_text,
     count_text,
+    done_text,
     duration_text,
-    end_text,
+    ended_text,
     gpus_clean_text,
     left_text,
     state_word,
@@ -283,16 +283,12 @@ def progress_line(view: RunView) -> str:
     progress = view.progress
     if progress is None:
         return "no samples yet"
-    of = "" if progress.total is None else f" of {amount_text(progress.total, progress.unit)}"
-    unit = "" if progress.unit == "bytes" else f" {clean(progress.unit)}"
-    parts = [f"{amount_text(progress.done, progress.unit)}{of}{unit}"]
-    if progress.fraction is not None:
-        parts[0] += f" ({progress.fraction * 100:.0f} %)"
+    parts = [clean(done_text(progress))]
     if view.tokens_per_s is not None and progress.has_tokens:
         parts.append(f"{count_text(view.tokens_per_s)} tokens/s")
     if progress.unit == "bytes":
         parts += [f"{bytes_text(view.bytes_per_s)}/s"] if view.bytes_per_s else []
-    elif progress.bytes or progress.unit == "samples":
+    elif progress.bytes or (progress.unit == "samples" and progress.done):
         parts.append(bytes_text(progress.bytes))
     parts += [f"{clean(name)} {clean(value)}" for name, value in progress.values.items()]
     parts += [
@@ -335,9 +331,7 @@ def _changes(before: RunView, view: RunView, *, refused: bool) -> list[str]:
             lines.append(progress_line(view))
         told = any(stage.text == view.end.message for stage in view.steps)  # by the step that failed
         message = f": {clean(view.end.message)}" if view.end.message and not told else ""
-        lines.append(
-            f"run {clean(view.run)} {clean(end_text(view.end.end_reason))}{message}; {gpus_clean_text(view.end)}"
-        )
+        lines.append(f"run {clean(view.run)} {clean(ended_text(view))}{message}; {gpus_clean_text(view.end)}")
     return lines
 
 

@@ -83,7 +83,8 @@ def test_a_traceback_is_whole_once_and_then_only_named() -> None:
     assert "llama_4_scaling" in lines[start + 6]
     assert sum(line.endswith("(same place as rank 3)") for line in lines) == 7
     assert lines[-1] == (
-        "run 20261129-184150-a1b2c3 failed: the job ended with exit code 1 in step extract; host left clean"
+        "run 20261129-184150-a1b2c3 failed while loading the model, after 18 s: "
+        "the job ended with exit code 1 in step extract; host left clean"
     )
 
 
