@@ -163,9 +163,10 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def clock_text(t: float) -> str:
-    """Return the local time of day of seconds since the epoch."""
-    return time.strftime("%H:%M:%S", time.localtime(t))
+def clock_text(t: float, now: float | None = None) -> str:
+    """Return the local time of day of seconds since the epoch, with the date where it is not that of `now`."""
+    then, today = time.localtime(t), time.localtime(t if now is None else now)
+    return time.strftime("%H:%M:%S" if then[:3] == today[:3] else "%Y-%m-%d %H:%M:%S", then)
 
 
 def state_text(view: RunView) -> str:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
+from controller.core.clocks import HostClock
 from controller.core.errors import UsageError
 from controller.core.events import Event
 from controller.core.logs import LogLine
@@ -188,6 +189,8 @@ class PlainView(SilentView):
         self._heartbeat_s = heartbeat_s
         self._lock = threading.Lock()
         self._view = RunView()
+        self._host_clock = HostClock()
+        self._at: float | None = None
         self._last_print = clock()
         self._last_output = clock()
         self._printed_tenth = 0
@@ -199,6 +202,8 @@ class PlainView(SilentView):
         """Return the sink of a run. From the second on each has a view of its own, and the host before its lines."""
         if not self._view.run:
             self._view = replace(self._view, run=run, host=host)
+            for event in known.earlier:
+                self._host_clock.heard(event, self._clock())
             return super().sink(run=run, host=host, known=known)
         self._label = self._label or f"{self._view.host}: "
         other = PlainView(
@@ -206,7 +211,7 @@ class PlainView(SilentView):
             error_follows=self._error_follows,
         )  # fmt: skip
         self._others.append(other.__enter__())
-        return ViewSink(other, run=run, host=host, known=known)
+        return other.sink(run=run, host=host, known=known)
 
     @property
     def told(self) -> Collection[tuple[object, ...]]:
@@ -224,12 +229,17 @@ class PlainView(SilentView):
         self._closed.set()
         self._beat.join(timeout=5)
 
+    def event(self, event: Event) -> None:
+        with self._lock:
+            self._host_clock.heard(event, self._clock())
+            self._at = self._host_clock.here(event)
+
     def update(self, view: RunView) -> None:
         with self._lock:
             before, self._view = self._view, view
             if view.state != RunState.STOPPING.value:
                 self._told |= {failure.cause for failure in view.failures[len(before.failures) :]}
-            self._print(_changes(before, view, refused=not self._error_follows))
+            self._print(_changes(before, view, refused=not self._error_follows), self._at)
             self._print_tenth(view)
 
     def log(self, lines: Sequence[LogLine]) -> None:
@@ -267,13 +277,14 @@ class PlainView(SilentView):
         tenth = int(progress.fraction / PROGRESS_STEP + 1e-9)
         if tenth > self._printed_tenth:
             self._printed_tenth = tenth
-            self._print([progress_line(view)])
+            self._print([progress_line(view)], self._at)
 
-    def _print(self, lines: Sequence[str]) -> None:
+    def _print(self, lines: Sequence[str], at: float | None = None) -> None:
+        """Print lines with the time of what they tell, which may be long ago; without one it is now."""
         if not lines:
             return
-        self._last_print = self._clock()
-        stamp = clock_text(self._last_print)
+        self._last_print = now = self._clock()
+        stamp = clock_text(now if at is None else at, now)
         self._stream.write("".join(f"{stamp}  {self._label}{line}\n" for line in lines))
         self._stream.flush()
 

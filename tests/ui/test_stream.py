@@ -8,15 +8,18 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import replace
 
 import pytest
-from support.recorded import START, Script, failing, healthy, started, view_of
+from support.recorded import START, Script, failing, finished, healthy, started, view_of
 
 from controller.core.errors import UsageError
 from controller.core.events import Event
 from controller.core.runview import RunView
-from controller.core.state import reduce
+from controller.core.state import in_order, reduce
 from controller.ui.board import Known
+from controller.ui.formats import clock_text
 from controller.ui.live import LiveView
 from controller.ui.stream import JsonView, PlainView, SilentView, choose_view, progress_line
 
@@ -59,6 +62,37 @@ def test_a_line_for_each_change() -> None:
     assert "host: rehearse done in 58 s" in lines
     assert "run 20261129-184150-a1b2c3 is running" in lines
     assert lines[-1] == "job: load started: Kimi-K2.5, TP=8"
+
+
+def stamps(script: Script, now: float) -> list[str]:
+    """Return the times in front of the lines of a plain view that meets all events at `now`."""
+    stream = io.StringIO()
+    view = PlainView(stream, clock=lambda: now)
+    sink = view.sink(run="r", host="h", known=Known())
+    for _, event in in_order(script.events):
+        sink.event(event)
+    return [line.partition("  ")[0] for line in stream.getvalue().splitlines()]
+
+
+def test_lines_have_the_time_of_what_they_tell_however_late_they_are_printed() -> None:
+    then = [clock_text(event.t) for event in finished().events]
+    told = stamps(finished(), START + 900.0)
+    assert (told[0], told[-1]) == (then[0], then[-1])
+    assert set(told) <= set(then)
+    days_later = stamps(finished(), START + 3 * 86_400.0)
+    day = time.strftime("%Y-%m-%d", time.localtime(START))
+    assert days_later == [f"{day} {stamp}" for stamp in told]
+
+
+def test_a_host_whose_clock_is_ahead_does_not_tell_of_the_future() -> None:
+    stream, clock = io.StringIO(), Clock()
+    view = PlainView(stream, clock=clock)
+    sink = view.sink(run="r", host="h", known=Known())
+    for _, event in in_order(finished().events):
+        clock.now = event.t
+        sink.event(event if event.writer == "controller" else replace(event, t=event.t + 3600.0))
+    told = [line.partition("  ")[0] for line in stream.getvalue().splitlines()]
+    assert told == stamps(finished(), START + 900.0)
 
 
 def test_progress_speaks_once_a_tenth() -> None:
