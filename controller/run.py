@@ -284,9 +284,11 @@ class Run:
         """End a `watch` or `wait` that another thread is in; the run goes on."""
         self._cancel.set()
 
-    def stop(self, *, grace_s: float = stop_stage.DEFAULT_GRACE_S) -> stop_stage.StopOutcome:
-        """Stop the run on the host: TERM, grace, KILL, proof."""
-        return stop_stage.run(self._context, self.id, grace_s=grace_s)
+    def stop(
+        self, *, grace_s: float = stop_stage.DEFAULT_GRACE_S, telling: stop_stage.Telling | None = None
+    ) -> stop_stage.StopOutcome:
+        """Stop the run on the host: TERM, grace, KILL, proof. `telling` is told how far it is."""
+        return stop_stage.run(self._context, self.id, grace_s=grace_s, telling=telling)
 
     def error(self) -> CtlError | None:
         """Return what an unsuccessful end means as an error, None for a success or while it runs."""

@@ -81,6 +81,15 @@ def test_a_run_that_was_stopped_in_mid_load_says_so_wherever_its_end_is_told(
     first, second, *_ = stop.stdout.splitlines()
     assert re.fullmatch(rf"✓ run {run_id}: stopped on request while {doing}", first), stop.stdout
     assert second == "  0 of 24 samples; host left clean"
+    assert [re.sub(r"\d+ process(es)?", "N processes", line) for line in stop.stderr.splitlines()] == [
+        f"stopping run {run_id} on loading: TERM to all its processes, KILL after 10 s",
+        "  its supervisor has been asked to stop it",
+        "  N processes asked to end (TERM); KILL after 10 s",
+        "  looking whether GPUs, shared memory and processes are as before the run",
+        "  copying the rest of its log and records here",
+    ]
+    again = stubs.ctl("stop", run_id, "--json")
+    assert (again.returncode, again.stderr, json.loads(again.stdout)["end_reason"]) == (0, "", "stopped")
     attached = stubs.ctl("attach", run_id, "--progress", "plain")
     assert attached.returncode == 103
     assert re.search(rf"run {run_id} stopped on request while {doing}; host left clean\n", attached.stderr)
