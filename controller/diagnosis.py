@@ -104,22 +104,19 @@ def view_of(folder: RunFolder) -> RunView:
     return _view(sorted((folder.path / "events").glob(f"*{EVENTS_SUFFIX}")))
 
 
-def problem_lines(folder: RunFolder) -> tuple[str, list[bytes]]:
+def problem_lines(folder: RunFolder) -> tuple[str, list[bytes]] | None:
     """Return the place of a run's problem, and the raw lines of its log from before the traceback to after it.
 
-    Raises UsageError if the run has none, or if its log does not show it.
+    None if the run has none that is known. Where the log does not show it there are no lines, and a sentence on the
+    problem in place of its place.
     """
     found = diagnose_run(folder).triage
     if found is None:
-        raise UsageError(f"run {folder.run_id} shows no problem", code="no-problem")
+        return None
     quote = next((each for each in found.evidence if each.line), None)
     if quote is None:
-        raise UsageError(
-            f"the log of run {folder.run_id} does not show its problem",
-            why=f"{found.what}: {found.exception}" if found.exception else found.what,
-            fix=f"see its traceback with `ctl attach {folder.run_id}`",
-            code="no-problem",
-        )
+        what = f"{found.what}: {found.exception}" if found.exception else found.what
+        return f"{what}; the log does not show it: `ctl summary {folder.run_id}` does", []
     # vLLM puts other processes' lines between those of a traceback, so some more are shown than it has.
     first = max(0, quote.line - 1 - found.traceback.count("\n") - LINES_AROUND)
     lines = (folder.path / quote.segment).read_bytes().splitlines(keepends=True)

@@ -206,12 +206,19 @@ def last_stage_text(end_reason: str, stage: Mapping[str, Any] | None) -> str:
     return _WHILE.get(name, f"at `{name}`") + after
 
 
-def ended_text(view: RunView) -> str:
-    """Return how a run ended, and at what: `stopped on request while loading the model, after 3 min 12 s`."""
-    reason = view.end.end_reason if view.end else view.state
+def ended_text(end_reason: str, stage: Mapping[str, Any] | None) -> str:
+    """Return an EndReason in words, and at what: `stopped on request while loading the model, after 3 min 12 s`.
+
+    `stage` is as for `last_stage_text`.
+    """
+    doing = last_stage_text(end_reason, stage)
+    return end_text(end_reason) + (f" while {doing}" if doing else "")
+
+
+def view_end_text(view: RunView) -> str:
+    """Return the same of a run that has ended as its events say."""
     stage = last_stage(view)
-    doing = last_stage_text(reason, stage.record() if stage else None)
-    return state_text(view) + (f" while {doing}" if doing else "")
+    return ended_text(view.end.end_reason if view.end else view.state, stage.record() if stage else None)
 
 
 def last_words(view: RunView) -> str:

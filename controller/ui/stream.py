@@ -28,10 +28,10 @@ from controller.ui.formats import (
     count_text,
     done_text,
     duration_text,
-    ended_text,
     gpus_clean_text,
     left_text,
     state_word,
+    view_end_text,
 )
 from controller.ui.viewsink import ViewSink
 from remote_payload.host.protocol import RunState
@@ -342,7 +342,7 @@ def _changes(before: RunView, view: RunView, *, refused: bool) -> list[str]:
             lines.append(progress_line(view))
         told = any(stage.text == view.end.message for stage in view.steps)  # by the step that failed
         message = f": {clean(view.end.message)}" if view.end.message and not told else ""
-        lines.append(f"run {clean(view.run)} {clean(ended_text(view))}{message}; {gpus_clean_text(view.end)}")
+        lines.append(f"run {clean(view.run)} {clean(view_end_text(view))}{message}; {gpus_clean_text(view.end)}")
     return lines
 
 

@@ -9,7 +9,7 @@ from support.recorded import Script, failing, finished, healthy, started, view_o
 
 from controller.core.laststage import LastStage, last_stage
 from controller.core.runview import RunView
-from controller.ui.formats import ended_text, last_words
+from controller.ui.formats import last_words, view_end_text
 
 
 def stopped_in_the_load(*, supervisor: bool = True) -> Script:
@@ -34,7 +34,7 @@ def test_the_time_in_a_stage_ends_where_the_stop_was_asked_for(supervisor: bool)
     assert stage is not None
     assert (stage.step, stage.phase) == ("extract", "load")
     assert stage.seconds == pytest.approx(192.0)
-    assert ended_text(view) == "stopped on request while loading the model, after 3 min 12 s"
+    assert view_end_text(view) == "stopped on request while loading the model, after 3 min 12 s"
 
 
 def test_a_phase_that_failed_took_as_long_as_it_says() -> None:
@@ -44,7 +44,7 @@ def test_a_phase_that_failed_took_as_long_as_it_says() -> None:
 def test_a_success_ended_in_no_stage_and_a_run_that_had_begun_none_neither() -> None:
     assert last_stage(view_of(finished().events)) is None
     assert last_stage(RunView()) is None
-    assert ended_text(view_of(finished().events)) == "succeeded"
+    assert view_end_text(view_of(finished().events)) == "succeeded"
 
 
 def test_an_end_between_two_phases_is_one_of_the_step() -> None:
@@ -66,7 +66,7 @@ def test_an_end_whose_words_name_the_stage_does_not_name_it_twice() -> None:
     add(321.0, "supervisor", "end", end_reason="verify-failed", message="", gpus_clean=True)
     view = view_of(add.events)
     assert last_stage(view) == LastStage(step="verify", phase=None, seconds=19.0)
-    assert ended_text(view) == "ended, but its output is not what was promised"
+    assert view_end_text(view) == "ended, but its output is not what was promised"
 
 
 def test_a_lost_run_was_last_heard_of_in_a_stage() -> None:
