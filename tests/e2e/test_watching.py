@@ -102,3 +102,16 @@ def test_a_run_that_was_stopped_in_mid_load_says_so_wherever_its_end_is_told(
     asked = stubs.ctl("logs", run_id, "--problem")
     assert (asked.returncode, asked.stdout) == (0, "")
     assert re.fullmatch(rf"no problem was reported: run {run_id} stopped on request while {doing}\n", asked.stderr)
+
+
+def test_several_runs_at_once_say_as_much_as_one(stubs: Stubs) -> None:
+    runs = {host: stubs.launch(host) for host in ("left", "right")}
+    attached = stubs.ctl("attach", *runs.values(), "--progress", "plain")
+    assert attached.returncode == 0, attached.stderr
+    far = r"24 of 24 samples \(100 %\), [\d,]+ tokens/s, .*, 1 skipped"
+    for host in runs:
+        told = [line for line in attached.stderr.splitlines() if f"  {host}: " in line]
+        assert any("job: load done" in line for line in told)
+        assert any(re.search(r": \d+ of 24 samples .* to last sample$", line) for line in told), told
+    for (host, run_id), line in zip(runs.items(), attached.stdout.splitlines(), strict=True):
+        assert re.fullmatch(rf"{run_id}  {host}  succeeded: {far}", line), line

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,8 @@ from controller.core.state import in_order, reduce
 from controller.ui.board import Known
 from controller.ui.formats import clock_text
 from controller.ui.live import LiveView
-from controller.ui.stream import JsonView, PlainView, SilentView, choose_view, progress_line
+from controller.ui.plainlines import progress_line, standing_line
+from controller.ui.stream import JsonView, PlainView, SilentView, choose_view
 
 
 class Terminal(io.StringIO):
@@ -186,6 +188,41 @@ def test_several_runs_share_the_lines_by_the_names_of_their_hosts() -> None:
                 sink.event(event)
     lines = [line[10:] for line in stream.getvalue().splitlines()]
     assert lines[2:] == ["gpu2: connect started", "gpu2: connect done in 0.3 s: root@10.1.230.174"]
+
+
+def test_runs_on_one_host_are_told_apart_by_the_ends_of_their_ids() -> None:
+    stream = io.StringIO()
+    with PlainView(stream) as view:
+        sinks = [
+            view.sink(run=f"20261130-12194{n}-abcde{n}", host=host, known=Known())
+            for n, host in enumerate(("a", "a", "b"))
+        ]
+        for sink in sinks:
+            sink.event(started().events[0])
+    names = ["a abcde0", "a abcde1", "b"]
+    assert [line[10:] for line in stream.getvalue().splitlines()] == [f"{name}: connect started" for name in names]
+
+
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        (started, "running, load for 0 s"),
+        (healthy, "running, capture for 56 s: 412 of 1,000 samples (41 %), 5,371 tokens/s, "),
+        (finished, "succeeded: 1,000 of 1,000 samples (100 %), "),
+        (failing, "failed while loading the model, after 18 s"),
+    ],
+)
+def test_where_a_run_stands_is_a_line(script: Callable[[], Script], line: str) -> None:
+    assert standing_line(view_of(script().events)).startswith(line)
+
+
+def test_a_sign_of_life_names_the_step_at_work_and_no_phase_that_is_done() -> None:
+    stream, clock = io.StringIO(), Clock()
+    view = PlainView(stream, clock=clock)
+    view.update(view_of([event for event in finished().events if event.t <= START + 730.0]))
+    clock.now = START + 760.0
+    view.heartbeat()
+    assert stream.getvalue().splitlines()[-1][10:].startswith("still verify after 12 min 40 s; 1,000 of 1,000 ")
 
 
 def test_json_lines_are_the_events_as_recorded() -> None:
