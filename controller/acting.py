@@ -264,10 +264,10 @@ def stop(
 
     Without a run and without --last it asks whether the last one is meant.
     """
-    from controller import commands
+    from controller import stopping
 
     named = chosen_run(run_id, last=last)
-    return commands.stop(named, host, grace_s=grace, as_json=as_json, sure=last or named is not None)
+    return stopping.stop(named, host, grace_s=grace, as_json=as_json, sure=last or named is not None)
 
 
 @command(

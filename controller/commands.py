@@ -16,7 +16,6 @@ from controller.core import shares
 from controller.core.errors import (
     ExitCode,
     Interrupted,
-    LocalDiskError,
     RefusedError,
 )
 from controller.core.intention import describe
@@ -24,7 +23,7 @@ from controller.core.model import Overrides
 from controller.known import RunControls, known_of
 from controller.pipeline import Intention
 from controller.run import Run
-from controller.runfolder import RunFolder, find_run, going_on
+from controller.runfolder import RunFolder, find_run
 from controller.ui.stream import View, choose_view
 from controller.ui.terminal import ask_yes_no, can_ask, err_console, out_console, print_json
 from controller.workspace import load_workspace
@@ -167,44 +166,6 @@ def _confirm_clear(
 
 
 # --------------------------------------------------------------------------------------- existing runs
-
-
-def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool, sure: bool) -> ExitCode:
-    """Stop a run; unless it is `sure` which one is meant, a person at a terminal is asked.
-
-    Raises RefusedError (`declined`).
-    """
-    with lookup.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
-        if not sure and can_ask() and not ask_yes_no(f"stop run {run.id} on host {run.host}?"):
-            raise RefusedError("declined: nothing was stopped", fix="name the run, or `--last`", code="declined")
-        ended = run.ended
-        outcome = run.stop(grace_s=grace_s)
-        try:
-            lookup.copy_what_is_new(run)
-        except LocalDiskError as error:  # the run is stopped all the same, and that is what was asked for
-            from controller.ui.errors import print_error
-
-            print_error(error)
-        # The last run may have ended while an earlier one goes on: that was not named, so it is not stopped. Whether
-        # it had is the host's to say: here its end may not have been seen.
-        over = run_id is None and (ended or outcome.was_over)
-        others = [each.run_id for each in going_on(run.folder.path.parent) if each.run_id != run.id] if over else []
-    record = {
-        "schema_version": 1, "run_id": run.id, "state": outcome.state, "end_reason": outcome.end_reason,
-        "gpus_clean": outcome.gpus_clean, "killed": outcome.killed, "leftovers": outcome.leftovers,
-        "message": outcome.message, "others": others,
-    }  # fmt: skip
-    if as_json:
-        print_json(record)
-    else:
-        from controller.ui.stopped import print_stop
-
-        print_stop(out_console(), record)
-    for other in others:
-        words = f"it had ended before; of run {other} no end is known: ctl stop {other}"
-        err_console().print(words, markup=False, soft_wrap=True)
-    # "ctl stop RUN && ..." must not go on to a host on which the run still holds something.
-    return ExitCode.UNEXPECTED if outcome.gpus_clean is False else ExitCode.OK
 
 
 def triage(paths: Sequence[Path], *, as_json: bool) -> ExitCode:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 from controller.core.errors import UsageError
 from controller.core.events import parse_event
+from controller.core.laststage import last_stage
 from controller.core.logs import parse_line, worker_tracebacks
 from controller.core.runview import RunView
 from controller.core.state import reduce
@@ -42,7 +43,7 @@ class Diagnosis:
 
 def diagnose_run(folder: RunFolder) -> Diagnosis:
     """Triage a run from its events, its result and its log, as far as they are held here."""
-    view = _view(sorted((folder.path / "events").glob(f"*{EVENTS_SUFFIX}")))
+    view = view_of(folder)
     result = folder.read("result.json") or {}
     ending = Ending(
         # result.json comes last of all: while a dashboard asks, the event may be all that there is.
@@ -87,27 +88,35 @@ def diagnose_files(paths: Sequence[Path]) -> Diagnosis:
 
 
 def with_triage(summary: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
-    """Return a run's summary with `triage` added: a record of `core.triage`, null where nothing failed."""
-    found = None if summary.get("end_reason") in UNTRIAGED else diagnose_run(folder).triage
-    return {**summary, "triage": found.record() if found else None}
+    """Return a run's summary with what its events and its log tell of an end that was no success.
+
+    `triage` is a record of `core.triage`, null where nothing failed; `last_stage` one of `core.laststage`, null for
+    a success and where no step had begun.
+    """
+    reason = summary.get("end_reason")
+    found = None if reason in UNTRIAGED else diagnose_run(folder).triage
+    stage = None if reason == EndReason.SUCCEEDED.value else last_stage(view_of(folder))
+    return {**summary, "triage": found.record() if found else None, "last_stage": stage.record() if stage else None}
 
 
-def problem_lines(folder: RunFolder) -> tuple[str, list[bytes]]:
+def view_of(folder: RunFolder) -> RunView:
+    """Return the state of a run that all events lead to which are held here."""
+    return _view(sorted((folder.path / "events").glob(f"*{EVENTS_SUFFIX}")))
+
+
+def problem_lines(folder: RunFolder) -> tuple[str, list[bytes]] | None:
     """Return the place of a run's problem, and the raw lines of its log from before the traceback to after it.
 
-    Raises UsageError if the run has none, or if its log does not show it.
+    None if the run has none that is known. Where the log does not show it there are no lines, and a sentence on the
+    problem in place of its place.
     """
     found = diagnose_run(folder).triage
     if found is None:
-        raise UsageError(f"run {folder.run_id} shows no problem", code="no-problem")
+        return None
     quote = next((each for each in found.evidence if each.line), None)
     if quote is None:
-        raise UsageError(
-            f"the log of run {folder.run_id} does not show its problem",
-            why=f"{found.what}: {found.exception}" if found.exception else found.what,
-            fix=f"see its traceback with `ctl attach {folder.run_id}`",
-            code="no-problem",
-        )
+        what = f"{found.what}: {found.exception}" if found.exception else found.what
+        return f"{what}; the log does not show it: `ctl summary {folder.run_id}` does", []
     # vLLM puts other processes' lines between those of a traceback, so some more are shown than it has.
     first = max(0, quote.line - 1 - found.traceback.count("\n") - LINES_AROUND)
     lines = (folder.path / quote.segment).read_bytes().splitlines(keepends=True)

@@ -13,7 +13,7 @@ from controller.afterwards import Afterwards, run_hook
 from controller.core.errors import CtlError, ExitCode, JobFailed, JobStopped, RefusedError, RemoteFailed, UsageError
 from controller.core.events import Event
 from controller.core.usage import usage
-from controller.diagnosis import with_triage
+from controller.diagnosis import view_of, with_triage
 from controller.documents import Ledger, Summary
 from controller.localdisk import copying
 from controller.recorded import events as recorded_events
@@ -24,6 +24,7 @@ from controller.stages import watch as watch_stage
 from controller.stages.base import Context
 from controller.stages.mirror import read_part
 from controller.transport.base import Transport
+from controller.ui.formats import last_words
 from remote_payload.host.protocol import REFUSED, EndReason, HostRecord, Plan, RunState
 
 PATIENCE_S = 600.0
@@ -283,15 +284,18 @@ class Run:
         """End a `watch` or `wait` that another thread is in; the run goes on."""
         self._cancel.set()
 
-    def stop(self, *, grace_s: float = stop_stage.DEFAULT_GRACE_S) -> stop_stage.StopOutcome:
-        """Stop the run on the host: TERM, grace, KILL, proof."""
-        return stop_stage.run(self._context, self.id, grace_s=grace_s)
+    def stop(
+        self, *, grace_s: float = stop_stage.DEFAULT_GRACE_S, telling: stop_stage.Telling | None = None
+    ) -> stop_stage.StopOutcome:
+        """Stop the run on the host: TERM, grace, KILL, proof. `telling` is told how far it is."""
+        return stop_stage.run(self._context, self.id, grace_s=grace_s, telling=telling)
 
     def error(self) -> CtlError | None:
         """Return what an unsuccessful end means as an error, None for a success or while it runs."""
         cause = (self.summary or Summary()).get("triage") or {}
         problem = cause if cause.get("known") else self.problem
-        return end_error(self.id, self.state, self._folder.read("result.json"), problem)
+        last = last_words(view_of(self._folder)) if self.state == RunState.LOST.value else ""
+        return end_error(self.id, self.state, self._folder.read("result.json"), problem, last)
 
     def close(self) -> None:
         """Close the connection; the run goes on."""
@@ -355,13 +359,17 @@ class Run:
 
 
 def end_error(
-    run_id: str, state: str, result: Mapping[str, Any] | None, problem: Mapping[str, Any] | None
+    run_id: str, state: str, result: Mapping[str, Any] | None, problem: Mapping[str, Any] | None, last: str = ""
 ) -> CtlError | None:
-    """Map how a run ended to the error (and so the exit code) that belongs to it; None for success."""
+    """Map how a run ended to the error (and so the exit code) that belongs to it; None for success.
+
+    `last` says what a lost one was heard of last.
+    """
     if state == "lost":
         return JobFailed(
             f"run {run_id} is lost",
-            why="neither its supervisor nor its job is alive, and it left no result (a reboot, or both were killed)",
+            why="neither its supervisor nor its job is alive, and it left no result (a reboot, or both were killed)"
+            + (f"; {last}" if last else ""),
             fix=f"read what it wrote with `ctl logs {run_id}`, then start again",
             code="lost",
         )

@@ -8,15 +8,17 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 
 from controller import lookup
 from controller import replay as recorded
 from controller.core.errors import CtlError, ExitCode
+from controller.diagnosis import view_of
 from controller.known import RunControls, known_of
 from controller.run import Run, exit_code
 from controller.runfolder import find_run
-from controller.ui.formats import end_text, state_word
+from controller.ui.plainlines import standing_line
 from controller.ui.stream import View, animates, choose_view, keyboard
 from controller.ui.terminal import ask_yes_no, err_console, out_console
 from controller.workspace import load_workspace
@@ -48,12 +50,19 @@ def attach_several(run_ids: Sequence[str], host: str | None, *, progress: str, a
         print(json.dumps({"schema_version": 1, "runs": rows}, indent=1, default=str))
     else:
         for run in runs:
-            reason = (run.folder.read("result.json") or {}).get("end_reason")
-            words = end_text(str(reason)) if reason else state_word(run.state)
-            out_console().print(f"{run.id}  {run.host}  {words}", markup=False, soft_wrap=True)
+            view_now = replace(view_of(run.folder), state=run.state)
+            out_console().print(f"{run.id}  {run.host}  {standing_line(view_now)}", markup=False, soft_wrap=True)
+        _tell_going_on([run for run, code in zip(runs, codes, strict=True) if code is ExitCode.DETACHED])
     if ExitCode.DETACHED in codes:
         return ExitCode.DETACHED
     return next((code for code in codes if code is not ExitCode.OK), ExitCode.OK)
+
+
+def _tell_going_on(runs: Sequence[Run]) -> None:
+    if runs:
+        words = "1 run goes on" if len(runs) == 1 else f"{len(runs)} runs go on"
+        again = f"detached: {words}; watch again with `ctl attach {' '.join(run.id for run in runs)}`"
+        err_console().print(again, markup=False, soft_wrap=True)
 
 
 def _watch_all(runs: Sequence[Run], view: View, failures: dict[str, CtlError]) -> None:

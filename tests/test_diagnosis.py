@@ -98,7 +98,9 @@ def test_an_end_that_is_no_failure_has_no_cause(tmp_path: Path, reason: str) -> 
 
 def test_the_problem_is_shown_with_the_lines_around_it(tmp_path: Path) -> None:
     folder = make_run(tmp_path, KEYERROR.read_bytes())
-    place, lines = problem_lines(folder)
+    shown = problem_lines(folder)
+    assert shown is not None
+    place, lines = shown
     text = b"".join(lines)
     assert place.startswith(str(folder.path / "log" / "00000"))
     assert b"Traceback (most recent call last):" in text
@@ -107,10 +109,13 @@ def test_the_problem_is_shown_with_the_lines_around_it(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_problem_in_its_log_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="shows no problem"):
-        problem_lines(make_run(tmp_path / "a", b"all is well\n", reason="succeeded"))
-    with pytest.raises(UsageError, match=r"log of run .* does not show"):
-        problem_lines(make_run(tmp_path / "b", b"all is well\n", events=failing().events))
+    assert problem_lines(make_run(tmp_path / "a", b"all is well\n", reason="succeeded")) is None
+    shown = problem_lines(make_run(tmp_path / "b", b"all is well\n", events=failing().events))
+    assert shown is not None
+    said, lines = shown
+    assert lines == []
+    assert "llama_4_scaling" in said
+    assert said.endswith(f"; the log does not show it: `ctl summary {RUN_ID}` does")
 
 
 def test_of_a_huge_log_the_end_is_read_and_its_lines_are_numbered_right(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 from support.plans import host
+from support.recorded import START, started
 
 from controller import diagnosis, ending, lookup
 from controller.core.errors import CtlError, ExitCode
+from controller.core.events import Event
 from controller.run import Run
 from controller.runfolder import RunFolder
 from controller.transport.base import Transport
@@ -69,17 +71,41 @@ def tell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys
     return {"summary": summary, "attach": attach}[request.param]
 
 
-def ended(root: Path, end_reason: str, problems: list[dict[str, Any]]) -> Run:
+def ended(root: Path, end_reason: str, problems: list[dict[str, Any]], events: Iterable[Event] = ()) -> Run:
     """A run that ended, as a watch leaves it here; its host was not left clean."""
     folder = RunFolder.create(root, RUN_ID)
     result = {"end_reason": end_reason, "message": end_reason, "gpus_clean": False, "duration_s": 3.0}
     (folder.path / "result.json").write_text(json.dumps(result))
+    write_events(folder, events)
     document = {
         "schema_version": 1, "kind": "command", "run_id": RUN_ID, "state": "finished", "end_reason": end_reason,
         "hosts": ["gpu1"], "timings": {}, "gpus_clean": False, "problems": problems,
     }  # fmt: skip
     (folder.path / "summary.json").write_text(json.dumps(document))
     return Run(folder, Unreachable(), host().record(), "payload")
+
+
+def write_events(folder: RunFolder, events: Iterable[Event]) -> None:
+    for event in events:
+        with (folder.path / "events" / f"{event.writer}.jsonl").open("a") as stream:
+            stream.write(event.to_json() + "\n")
+
+
+@pytest.mark.parametrize("reason", ["stopped", "job-failed", "job-signaled", "limit-exceeded", "supervisor-failed"])
+def test_an_end_names_the_stage_that_it_came_in(tmp_path: Path, tell: Tell, reason: str) -> None:
+    events = started()  # to the load, 73.2 s after the start
+    events(265.2, "supervisor", "step", name="extract", status="failed", text="", seconds=198.0)
+    run = ended(tmp_path, reason, [], events.events)
+    assert tell(run).count("loading the model, after 3 min 12 s") == 1
+    assert run.summary is not None
+    assert run.summary["last_stage"] == {"step": "extract", "phase": "load", "seconds": pytest.approx(192.0)}
+
+
+def test_a_success_names_no_stage(tmp_path: Path, tell: Tell) -> None:
+    run = ended(tmp_path, "succeeded", [], started().events)
+    assert "loading" not in tell(run)
+    assert run.summary is not None
+    assert run.summary["last_stage"] is None
 
 
 def test_what_a_run_that_succeeded_left_behind_is_told(tmp_path: Path, tell: Tell) -> None:
@@ -115,11 +141,13 @@ def test_a_lost_run_is_explained_whatever_its_log_shows(
     (folder.path / "run.json").write_text(json.dumps({"state": "lost"}))
     (folder.path / "log").mkdir()
     (folder.path / "log" / "00000001.log").write_text(log)
+    write_events(folder, [event for event in started().events if event.t <= START + 69.0])
     found = diagnosis.diagnose_run(folder).triage
     assert (None if found is None else found.record()["known"]) is known
     said = tell(Run(folder, Unreachable(), host().record(), "payload"))
     assert said.count("neither its supervisor nor its job is alive, and it left no result") == 1
     assert ("unknown cause" in said) == (known is False)
+    assert said.count("its last sign of life came while reading the data set, after 0.0 s") == 1
     assert "then start again" in said
     if known and found is not None:
         assert said.count(found.record()["fix"].splitlines()[0]) == 1

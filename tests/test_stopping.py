@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from controller import commands, lookup
-from controller.core.errors import ExitCode, RefusedError
+from controller import lookup, stopping
+from controller.core.errors import ExitCode, Interrupted, RefusedError
 from controller.runfolder import RunFolder
-from controller.stages.stop import StopOutcome
+from controller.stages.stop import StopOutcome, Telling
 
 
 class Ended:
@@ -25,12 +25,13 @@ class Ended:
     host = "gpu1"
 
     folder: RunFolder
+    summary = None
     ended = False
 
     def __init__(self, clean: bool | str, *, was_over: bool = False) -> None:
         self._clean, self._was_over = clean, was_over
 
-    def stop(self, *, grace_s: float) -> StopOutcome:
+    def stop(self, *, grace_s: float, telling: Telling | None) -> StopOutcome:
         left = (
             [{"pid": 17, "comm": "python", "reason": "could not be killed: state D"}] if self._clean is False else []
         )
@@ -54,11 +55,56 @@ def test_a_stop_that_leaves_something_does_not_end_with_0(
         yield Ended(clean)
 
     monkeypatch.setattr(lookup, "open_run", open_run)
-    monkeypatch.setattr(commands, "load_workspace", lambda: None)
+    monkeypatch.setattr(stopping, "load_workspace", lambda: None)
     printed = io.StringIO()
-    monkeypatch.setattr(commands, "out_console", lambda: Console(file=printed))
-    assert commands.stop(Ended.id, None, grace_s=1.0, as_json=False, sure=True) is code
+    monkeypatch.setattr(stopping, "out_console", lambda: Console(file=printed))
+    assert stopping.stop(Ended.id, None, grace_s=1.0, as_json=False, sure=True) is code
     assert ("could not be killed" in printed.getvalue()) == (clean is False)
+
+
+class Slow(Ended):
+    """A run whose host says what it does, and of which the waiting may be interrupted."""
+
+    def __init__(self, interrupted: bool) -> None:
+        super().__init__(True)
+        self._interrupted = interrupted
+
+    def stop(self, *, grace_s: float, telling: Telling | None) -> StopOutcome:
+        assert telling is not None
+        telling.doing("2 processes asked to end")
+        telling.waiting()
+        if self._interrupted:
+            raise KeyboardInterrupt
+        return super().stop(grace_s=grace_s, telling=telling)
+
+
+@pytest.mark.parametrize(("as_json", "interrupted"), [(False, False), (True, False), (False, True)])
+def test_a_stop_says_what_goes_on_unless_a_program_reads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool, interrupted: bool
+) -> None:
+    @contextmanager
+    def open_run(*_: Any, **__: Any) -> Iterator[Ended]:
+        yield Slow(interrupted)
+
+    said = io.StringIO()
+    monkeypatch.setattr(lookup, "open_run", open_run)
+    monkeypatch.setattr(stopping, "load_workspace", lambda: None)
+    monkeypatch.setattr(stopping, "err_console", lambda: Console(file=said, width=200))
+    if interrupted:
+        with pytest.raises(Interrupted, match=f"gpu1 goes on stopping run {Ended.id}"):
+            stopping.stop(Ended.id, None, grace_s=30.0, as_json=as_json, sure=True)
+        return
+    assert stopping.stop(Ended.id, None, grace_s=30.0, as_json=as_json, sure=True) is ExitCode.OK
+    told = [
+        f"stopping run {Ended.id} on gpu1: TERM to all its processes, KILL after 30 s",
+        "  2 processes asked to end",
+        "  still at it after 0 s",
+        "  copying the rest of its log and records here",
+    ]
+    assert said.getvalue().splitlines() == ([] if as_json else told)
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert not as_json or json.loads(out)["run_id"] == Ended.id
 
 
 def test_the_last_run_is_not_stopped_by_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,11 +114,11 @@ def test_the_last_run_is_not_stopped_by_mistake(monkeypatch: pytest.MonkeyPatch)
 
     asked: list[str] = []
     monkeypatch.setattr(lookup, "open_run", open_run)
-    monkeypatch.setattr(commands, "load_workspace", lambda: None)
-    monkeypatch.setattr(commands, "can_ask", lambda: True)
-    monkeypatch.setattr(commands, "ask_yes_no", lambda question: bool(asked.append(question)))
+    monkeypatch.setattr(stopping, "load_workspace", lambda: None)
+    monkeypatch.setattr(stopping, "can_ask", lambda: True)
+    monkeypatch.setattr(stopping, "ask_yes_no", lambda question: bool(asked.append(question)))
     with pytest.raises(RefusedError, match="nothing was stopped"):
-        commands.stop(None, None, grace_s=1.0, as_json=False, sure=False)
+        stopping.stop(None, None, grace_s=1.0, as_json=False, sure=False)
     assert asked == [f"stop run {Ended.id} on host gpu1?"]
 
 
@@ -97,12 +143,12 @@ def test_another_run_is_named_and_not_stopped_where_the_last_has_ended(
 
     said = io.StringIO()
     monkeypatch.setattr(lookup, "open_run", open_run)
-    monkeypatch.setattr(commands, "load_workspace", lambda: None)
-    monkeypatch.setattr(commands, "err_console", lambda: Console(file=said, width=200))
+    monkeypatch.setattr(stopping, "load_workspace", lambda: None)
+    monkeypatch.setattr(stopping, "err_console", lambda: Console(file=said, width=200))
     for run_id, others in ((None, [earlier]), (Ended.id, [])):
         said.seek(0)
         said.truncate()
-        assert commands.stop(run_id, None, grace_s=1.0, as_json=True, sure=True) is ExitCode.OK
+        assert stopping.stop(run_id, None, grace_s=1.0, as_json=True, sure=True) is ExitCode.OK
         assert json.loads(capsys.readouterr().out)["others"] == others
         words = [f"it had ended before; of run {other} no end is known: ctl stop {other}" for other in others]
         assert said.getvalue().splitlines() == words
@@ -121,6 +167,6 @@ def test_no_other_run_is_named_where_the_last_was_stopped_by_this(
         yield stopped
 
     monkeypatch.setattr(lookup, "open_run", open_run)
-    monkeypatch.setattr(commands, "load_workspace", lambda: None)
-    assert commands.stop(None, None, grace_s=1.0, as_json=True, sure=True) is ExitCode.OK
+    monkeypatch.setattr(stopping, "load_workspace", lambda: None)
+    assert stopping.stop(None, None, grace_s=1.0, as_json=True, sure=True) is ExitCode.OK
     assert json.loads(capsys.readouterr().out)["others"] == []

@@ -166,6 +166,7 @@ class RunView:
     end: EndView | None = None
     started: float | None = None
     ended: float | None = None
+    stopping_since: float | None = None
     host_time: float | None = None  # the latest `t` of a writer on the host
     ending_s: float | None = None
     """Seconds that runs like this take from their last sample to their end; None where none is known."""
@@ -262,6 +263,18 @@ class RunView:
         if self.started is None:
             return 0.0
         return max(0.0, (self.ended if self.ended is not None else now) - self.started)
+
+
+def at_work(view: RunView) -> StageView | None:
+    """Return the innermost stage under way: of the driver, else of the supervisor, else of the controller.
+
+    The controller's watch is under way all the time, and says nothing.
+    """
+    for stages in (view.phases, view.steps, view.stages):
+        working = [stage for stage in stages if stage.status is Status.STARTED and stage.name != "watch"]
+        if working:
+            return working[-1]
+    return None
 
 
 def current(stages: Sequence[StageView]) -> StageView | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from controller.core.events import Event
 from controller.core.runview import (
+    WRITING_PHASES,
     Contact,
     EndView,
     FindingView,
@@ -25,6 +26,7 @@ from controller.core.runview import (
     Status,
 )
 from controller.core.tracebacks import Failure
+from remote_payload.host.protocol import RunState
 
 __all__ = ["HISTORY", "NOTICES", "RATE_WINDOW_S", "RunView", "in_order", "reduce", "replay"]
 
@@ -101,7 +103,12 @@ def _rehearsed_nothing(view: RunView) -> bool:
 
 
 def _phase(view: RunView, event: Event) -> RunView:
-    return replace(view, phases=_advance(view.phases, event))
+    view = replace(view, phases=_advance(view.phases, event))
+    begins = (_text(event, "name"), _text(event, "status")) == (WRITING_PHASES[0], Status.STARTED.value)
+    if begins and view.recent_progress:
+        # What was reported before the load says of how many; a rate over the load would say nothing.
+        return replace(view, recent_progress=(replace(view.recent_progress[-1], t=event.t),))
+    return view
 
 
 def _finding(view: RunView, event: Event) -> RunView:
@@ -119,7 +126,9 @@ def _contact(view: RunView, event: Event) -> RunView:
 
 
 def _state(view: RunView, event: Event) -> RunView:
-    return replace(view, state=_text(event, "state"), state_text=_text(event, "text"))
+    state = _text(event, "state")
+    since = event.t if state == RunState.STOPPING.value and view.stopping_since is None else view.stopping_since
+    return replace(view, state=state, state_text=_text(event, "text"), stopping_since=since)
 
 
 def _sample(view: RunView, event: Event) -> RunView:

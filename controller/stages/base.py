@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import posixpath
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from controller.core.errors import CtlError, RemoteFailed
-from controller.transport.base import Transport
+from controller.core.errors import ConnectionLost, CtlError, RemoteFailed
+from controller.transport.base import Process, Transport
 from remote_payload.host.framing import pack_frame
 from remote_payload.host.layout import Layout
 from remote_payload.host.protocol import HostRecord
@@ -63,18 +64,80 @@ class Context:
         self, verb: str, request: dict[str, Any], *, body: bytes = b"", timeout: float = CALL_TIMEOUT_S
     ) -> dict[str, Any]:
         """Like `call`, for verbs that answer with one JSON object."""
-        output = self.call(verb, request, body=body, timeout=timeout)
+        return _answer(verb, self.call(verb, request, body=body, timeout=timeout))
+
+    def call_telling(
+        self,
+        verb: str,
+        request: dict[str, Any],
+        *,
+        tell: Callable[[str], None],
+        idle: Callable[[], None],
+        idle_s: float,
+        timeout: float,
+    ) -> dict[str, Any]:
+        """Like `call_json`, for verbs that say what they do, in lines {"doing": TEXT}, before they answer.
+
+        `tell` gets each text as it comes; `idle` is called whenever `idle_s` seconds have passed without any. A
+        payload of an earlier version only answers.
+        """
+        process = self.transport.start(self.argv(verb))
+        end, answer, rest = time.monotonic() + timeout, b"", b""
         try:
-            answer = json.loads(output)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise RemoteFailed(
-                f"the host's answer to `{verb}` is not JSON",
-                why=output[-400:].decode(errors="replace"),
-                fix="report this with the output of `ctl preflight`",
-            )
-        return answer
+            process.write(pack_frame({**request, "tell": True}), timeout=CALL_TIMEOUT_S)
+            process.close_stdin()
+            while (data := _read_until(process, end, idle, idle_s)) != b"":
+                if data is None:
+                    raise ConnectionLost(
+                        f"`{verb}` did not end on the host within {timeout:g} s",
+                        fix="check the host's load and disks, then run the same command again",
+                    )
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    if (doing := _doing(line)) is not None:
+                        tell(doing)
+                    else:
+                        answer += line + b"\n"
+            code = process.wait(timeout=CALL_TIMEOUT_S)
+        finally:
+            process.close()
+        if code != 0:
+            raise host_error(verb, code, answer + rest, process.stderr)
+        return _answer(verb, answer + rest)
+
+
+def _read_until(process: Process, end: float, idle: Callable[[], None], idle_s: float) -> bytes | None:
+    """Return some bytes of a process, b"" at its end; None where none came before `end`, by the monotonic clock."""
+    while (left := end - time.monotonic()) > 0:
+        try:
+            return process.read(timeout=min(idle_s, left))
+        except TimeoutError:
+            idle()
+    return None
+
+
+def _doing(line: bytes) -> str | None:
+    """Return what a line says that the verb does; None for a line of its answer, or of an error."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    doing = record.get("doing") if isinstance(record, dict) and len(record) == 1 else None
+    return doing if isinstance(doing, str) else None
+
+
+def _answer(verb: str, output: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(output)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise RemoteFailed(
+            f"the host's answer to `{verb}` is not JSON",
+            why=output[-400:].decode(errors="replace"),
+            fix="report this with the output of `ctl preflight`",
+        )
+    return answer
 
 
 def host_error(verb: str, code: int, stdout: bytes, stderr: bytes) -> CtlError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from controller.stages.base import Context
 
@@ -12,6 +12,9 @@ DEFAULT_GRACE_S = 30.0
 
 PROOF_S = 90.0
 """On top of the grace: rescans, the look at the GPUs (nvidia-smi may hang) and the sweep of /dev/shm."""
+
+IDLE_S = 5.0
+"""Who waits for a stop and reads nothing for longer asks whether it hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +29,31 @@ class StopOutcome:
     """Whether the run had ended before anybody asked."""
 
 
-def run(ctx: Context, run_id: str, *, grace_s: float = DEFAULT_GRACE_S) -> StopOutcome:
+class Telling(Protocol):
+    """Tells a person how far a stop is, for which the job alone may take the whole grace."""
+
+    def doing(self, text: str) -> None:
+        """Say what is done now."""
+
+    def waiting(self) -> None:
+        """Say that it goes on; nothing else was said for IDLE_S seconds."""
+
+
+def run(
+    ctx: Context, run_id: str, *, grace_s: float = DEFAULT_GRACE_S, telling: Telling | None = None
+) -> StopOutcome:
     """Stop a run whatever its state; stopping a finished run changes nothing and says so.
 
     Raises RemoteFailed, ConnectionLost: the stop may then have been done all the same, and may be repeated.
     """
     ctx.emit("stage", name="stop", status="started")
     request = {"workdir": ctx.host["workdir"], "run_id": run_id, "grace_s": grace_s, "force": False}
-    answer = ctx.call_json("stop", request, timeout=grace_s + PROOF_S)
+    if telling is None:
+        answer = ctx.call_json("stop", request, timeout=grace_s + PROOF_S)
+    else:
+        answer = ctx.call_telling(
+            "stop", request, tell=telling.doing, idle=telling.waiting, idle_s=IDLE_S, timeout=grace_s + PROOF_S
+        )
     outcome = StopOutcome(
         state=str(answer["state"]),
         end_reason=answer.get("end_reason"),

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from controller.core.errors import AuthenticationError, ConnectionFailed, ConnectionLost, HostKeyError
 from controller.core.events import Event, parse_event
+from controller.core.state import in_order
 from controller.stages.base import CALL_TIMEOUT_S, Context, host_error
 from controller.stages.mirror import Mirror, MirrorError
 from controller.transport.base import Process
@@ -107,6 +108,8 @@ class _Watcher:
         self._on_event = on_event
         self._on_log = on_log
         self._follow = follow
+        self._held: list[Event] | None = None  # None: told as they come
+        self._first_frame = 0
         # What an earlier controller copied is shown first; the stream then goes on in mid-line if need be.
         self._partial_lines = mirror.replay(on_event_line=self._event_line, on_log=on_log)
         self._gaps = mirror.gaps()
@@ -136,6 +139,7 @@ class _Watcher:
             process.close_stdin()
             self._ctx.emit("contact", status="connected", text="")
             reader, unframed = FrameReader(), b""
+            self._held, self._first_frame = [], self.frames + 1
             while (data := self._read(process)) is not None:
                 if not data:
                     code = process.wait(timeout=CALL_TIMEOUT_S)
@@ -152,6 +156,7 @@ class _Watcher:
             return False
         finally:
             process.close()
+            self._let_go()
 
     def _read(self, process: Process) -> bytes | None:
         """Wait for bytes in short steps, so that a cancel is heard at once; None after a cancel."""
@@ -177,6 +182,8 @@ class _Watcher:
 
     def _take(self, header: dict[str, Any], body: bytes) -> bool:
         kind = header.get("type")
+        if kind != "append" and self.frames > self._first_frame:
+            self._let_go()
         if kind == "append":
             self._append(str(header["path"]), int(header["offset"]), body)
         elif kind == "document":
@@ -233,5 +240,13 @@ class _Watcher:
 
     def _event_line(self, line: bytes) -> None:
         event = parse_event(line)
-        if event is not None:
+        if event is not None and self._held is not None:
+            self._held.append(event)
+        elif event is not None:
+            self._on_event(event)
+
+    def _let_go(self) -> None:
+        """Tell, in the order of their times, what a connection brought first: the host sends file after file."""
+        held, self._held = self._held, None
+        for _, event in in_order(held or ()):
             self._on_event(event)

@@ -6,18 +6,30 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from controller.core.runview import Contact
+from controller.core.laststage import last_stage
+from controller.core.runview import Contact, at_work
 from controller.ui.board import Snapshot
 from controller.ui.charts import bar
 from controller.ui.clean import clean
-from controller.ui.formats import bytes_text, count_text, duration_text, left_text, number_text, state_text
+from controller.ui.formats import (
+    amount_text,
+    bytes_text,
+    count_text,
+    duration_text,
+    left_text,
+    number_text,
+    state_text,
+)
 from controller.ui.gauges import mean_util
 from controller.ui.glyphs import UNICODE, Glyphs
 from controller.ui.header import sign_of
 from controller.ui.keymap import UiState
-from controller.ui.stagelines import at_work, spinner
+from controller.ui.stagelines import spinner
 
-BAR = 12
+BAR, NARROW_BAR = 12, 6
+NARROW = 100
+"""Columns below which the bar is short, so that how many of how many, and the time left, have room."""
+
 STATE = 12
 """Cells of a row's bar and of its state."""
 
@@ -71,13 +83,14 @@ def _row(number: int, shot: Snapshot, *, chosen: bool, host_cells: int, width: i
         (clean(view.host)[:host_cells].ljust(host_cells) + " ", "bold" if chosen else ""),
         (state[:STATE].ljust(STATE + 1), style),
     )
+    cells = BAR if width >= NARROW else NARROW_BAR
     if progress is not None:
-        filled, rest = bar(progress.fraction, BAR, ascii_only=glyphs is not UNICODE)
+        filled, rest = bar(progress.fraction, cells, ascii_only=glyphs is not UNICODE)
         share = "" if progress.fraction is None else f"{progress.fraction * 100:.0f} %"
         line.append_text(Text.assemble((filled, "cyan"), (rest, "bright_black"), (share.rjust(6), "bold")))
     else:
-        line.append(duration_text(view.elapsed_s(shot.now), running=True).ljust(BAR + 6), style="dim")
-    for text, cells, shade in _details(shot):
+        line.append(duration_text(view.elapsed_s(shot.now), running=True).ljust(cells + 6), style="dim")
+    for text, cells, shade in _details(shot, narrow=width < NARROW):
         # What does not fit is left out; its place is kept where a later row may have it.
         if line.cell_len + max(cells, len(text)) > width:
             break
@@ -85,7 +98,7 @@ def _row(number: int, shot: Snapshot, *, chosen: bool, host_cells: int, width: i
     return line
 
 
-def _details(shot: Snapshot) -> list[tuple[str, int, str]]:
+def _details(shot: Snapshot, *, narrow: bool) -> list[tuple[str, int, str]]:
     """Return what a row says beyond its state, the most wanted first: text, cells, style."""
     view, progress = shot.view, shot.view.progress
     running = view.end is None
@@ -94,12 +107,34 @@ def _details(shot: Snapshot) -> list[tuple[str, int, str]]:
         latest = view.samples[-1]
         use = mean_util(latest.gpus) if latest.gpus else latest.cpu_percent
     rate = view.tokens_per_s if running else view.tokens_per_s_overall
+    count = ""
+    if progress is not None:
+        count = f"  {amount_text(progress.done, progress.unit)}"
+        count += "" if progress.total is None else f"/{amount_text(progress.total, progress.unit)}"
     failed = f"  {count_text(progress.failed)} failed" if progress and progress.failed else ""
     return [
         (failed, 0, "bold red"),
-        (f"  {left}" if (left := left_text(view)) else "", 27, ""),
-        (f"  {number_text(use, '%')} used" if use is not None else "", 12, ""),
+        (count, 13, ""),
+        (_time_text(shot, narrow=narrow), 20 if narrow else 27, ""),
         (f"  {count_text(rate)} tokens/s" if rate is not None else "", 20, ""),
+        (f"  {number_text(use, '%')} used" if use is not None else "", 12, ""),
         (f"  {bytes_text(progress.bytes)}" if progress is not None else "", 11, ""),
         (f"  {clean(view.run)}", 0, "dim"),
     ]
+
+
+def _time_text(shot: Snapshot, *, narrow: bool) -> str:
+    """Return the time left; where that is not known, how long its stage takes; of an end, the stage it came in."""
+    view = shot.view
+    if left := left_text(view):
+        return "  " + (left.replace(" to last sample", " to last") if narrow else left)
+    ended = last_stage(view) if view.end is not None else None
+    if ended is not None:
+        return f"  in {clean(ended.phase or ended.step)}" + (
+            "" if ended.seconds is None else f", {duration_text(ended.seconds)}"
+        )
+    stage = at_work(view)
+    if view.end is not None or stage is None or stage.started is None:
+        return ""
+    now = shot.now if stage in view.stages else shot.host_now
+    return f"  for {duration_text(now - stage.started, running=True)}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from typing import Any
 
-from controller.core.runview import EndView, RunView, Status
+from controller.core.laststage import last_stage
+from controller.core.runview import EndView, ProgressView, RunView, Status
 
 UNKNOWN = "-"
 """Shown where a value is not known: one missing sensor never breaks a row."""
@@ -36,6 +38,33 @@ _END_REASONS = {
     "rehearsal-failed": "refused: the rehearsal on a cut model failed",
     "supervisor-failed": "failed: an error in the supervisor",
 }
+
+
+_WHILE = {
+    "recheck": "looking at the GPUs once more",
+    "rehearse": "rehearsing on a model cut from this one",
+    "place": "placing the uploaded files",
+    "clear": "clearing the output folder",
+    "extract": "between two phases of the extraction",
+    "command": "running the command",
+    "convert": "writing the samples anew",
+    "fetch": "downloading",
+    "create": "making the environment",
+    "install": "installing packages",
+    "verify": "reading back what was written",
+    "data": "reading the data set",
+    "resume": "proving the files that were there",
+    "load": "loading the model",
+    "probe": "giving the model a first short sample",
+    "canary": "comparing captured states with a reference",
+    "capture": "capturing hidden states",
+    "drain": "writing what was still in memory",
+    "canary-end": "comparing states once more at the end",
+}
+"""What a run was doing in a step of the supervisor or a phase of the driver."""
+
+_TELL_WHERE = ("verify-failed", "lease-", "recheck-", "clear-", "rehearsal-", "cancelled")
+"""Ends, or how they begin, whose words name the stage already."""
 
 
 def bytes_text(count: float | None) -> str:
@@ -134,9 +163,10 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def clock_text(t: float) -> str:
-    """Return the local time of day of seconds since the epoch."""
-    return time.strftime("%H:%M:%S", time.localtime(t))
+def clock_text(t: float, now: float | None = None) -> str:
+    """Return the local time of day of seconds since the epoch, with the date where it is not that of `now`."""
+    then, today = time.localtime(t), time.localtime(t if now is None else now)
+    return time.strftime("%H:%M:%S" if then[:3] == today[:3] else "%Y-%m-%d %H:%M:%S", then)
 
 
 def state_text(view: RunView) -> str:
@@ -161,6 +191,50 @@ def state_word(state: str) -> str:
 def end_text(end_reason: str) -> str:
     """Return an EndReason in words."""
     return _END_REASONS.get(end_reason, end_reason)
+
+
+def last_stage_text(end_reason: str, stage: Mapping[str, Any] | None) -> str:
+    """Return what a run was doing when it ended: `loading the model, after 3 min 12 s`.
+
+    `stage` is `last_stage` of its summary. Empty where there is none, and where the words of the end name it.
+    """
+    if not stage or end_reason.startswith(_TELL_WHERE):
+        return ""
+    name = str(stage.get("phase") or stage.get("step"))
+    seconds = stage.get("seconds")
+    after = f", after {duration_text(seconds)}" if isinstance(seconds, int | float) else ""
+    return _WHILE.get(name, f"at `{name}`") + after
+
+
+def ended_text(end_reason: str, stage: Mapping[str, Any] | None) -> str:
+    """Return an EndReason in words, and at what: `stopped on request while loading the model, after 3 min 12 s`.
+
+    `stage` is as for `last_stage_text`.
+    """
+    doing = last_stage_text(end_reason, stage)
+    return end_text(end_reason) + (f" while {doing}" if doing else "")
+
+
+def view_end_text(view: RunView) -> str:
+    """Return the same of a run that has ended as its events say."""
+    stage = last_stage(view)
+    return ended_text(view.end.end_reason if view.end else view.state, stage.record() if stage else None)
+
+
+def last_words(view: RunView) -> str:
+    """Return where a run that is lost was heard of last, and how far it had come; empty where nothing says."""
+    stage = last_stage(view)
+    doing = last_stage_text(view.state, stage.record() if stage else None)
+    words = [f"its last sign of life came while {doing}"] if doing else []
+    return "; ".join([*words, *([done_text(view.progress)] if view.progress else [])])
+
+
+def done_text(progress: ProgressView) -> str:
+    """Return how much is done of how much: `12 of 60 samples (20 %)`, `3.00 MiB of 4.00 MiB (75 %)`."""
+    of = "" if progress.total is None else f" of {amount_text(progress.total, progress.unit)}"
+    unit = "" if progress.unit == "bytes" else f" {progress.unit}"
+    share = "" if progress.fraction is None else f" ({progress.fraction * 100:.0f} %)"
+    return f"{amount_text(progress.done, progress.unit)}{of}{unit}{share}"
 
 
 def gpus_clean_text(end: EndView) -> str:

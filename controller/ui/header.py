@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from controller.core.laststage import last_stage
 from controller.core.runview import Contact, RunView
 from controller.ui.clean import clean
-from controller.ui.formats import duration_text, given_up, gpus_clean_text, state_text
+from controller.ui.formats import duration_text, given_up, gpus_clean_text, last_stage_text, state_text
 from controller.ui.glyphs import Glyphs
 from controller.ui.layout import spread
 
@@ -34,7 +35,10 @@ def header(view: RunView, width: int, now: float, glyphs: Glyphs) -> list[Text]:
         if view.contact_text:
             lines.append(Text("   " + clean(view.contact_text), style="dim"))
     if view.end is not None:
-        known = [gpus_clean_text(view.end), clean(view.end.message)]
+        stage = last_stage(view)
+        doing = last_stage_text(view.end.end_reason, stage.record() if stage else None)
+        message = "" if view.end.message == state_text(view) else view.end.message
+        known = [f"while {clean(doing)}" if doing else "", gpus_clean_text(view.end), clean(message)]
         lines.append(Text("   " + glyphs.separator.join(part for part in known if part)))
     return lines
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from controller.core.runview import RunView, StageView, Status
+from controller.core.runview import StageView, Status, at_work
 from controller.ui.board import Snapshot
 from controller.ui.charts import bar
 from controller.ui.clean import clean
@@ -87,18 +87,6 @@ def _bar(head: str, stage: StageView, shot: Snapshot, width: int, glyphs: Glyphs
     cells = min(BAR_MAX, max(4, width - LABEL - cell_len(tail) - 1))
     filled, rest = bar(fraction, cells, ascii_only=glyphs is not UNICODE)
     return Text.assemble((head, "cyan"), (filled, "cyan"), (rest, "bright_black"), (tail, "bold"))
-
-
-def at_work(view: RunView) -> StageView | None:
-    """Return the innermost stage under way: of the driver, else of the supervisor, else of the controller.
-
-    The controller's watch is under way all the time, and says nothing.
-    """
-    for stages in (view.phases, view.steps, view.stages):
-        working = [stage for stage in stages if stage.status is Status.STARTED and stage.name != "watch"]
-        if working:
-            return working[-1]
-    return None
 
 
 def spinner(now: float, glyphs: Glyphs) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from controller.ui.clean import Encodable, clean
-from controller.ui.formats import clean_text, end_text, inline_text, state_word
+from controller.ui.formats import clean_text, count_text, end_text, ended_text, inline_text, state_word
 from controller.ui.glyphs import glyphs_for
 from controller.ui.tables import sign_of
 from remote_payload.host.protocol import EndReason
@@ -27,12 +27,15 @@ def print_stop(console: Console, record: Mapping[str, Any]) -> None:
     level = "ok" if record.get("gpus_clean") is True and not ours else "warn"
     sign, style = sign_of("fail" if reason and reason not in WELL_ENDED else level, glyphs)
     words = end_text(reason) if reason else state_word(str(record.get("state")))
-    _print(console, Text.assemble((sign, style), " run ", (clean(record.get("run_id")), "bold"), f": {clean(words)}"))
+    ended = ended_text(reason, record.get("last_stage")) if reason else words
+    _print(console, Text.assemble((sign, style), " run ", (clean(record.get("run_id")), "bold"), f": {clean(ended)}"))
     message = clean(record.get("message") or "")
     # gpus_clean speaks of processes and the accelerator: "left clean" would contradict the files named below it.
     files_only = record.get("gpus_clean") is True and ours
     verdict = "no process is left" if files_only else clean_text(record.get("gpus_clean"))
-    parts = ["" if message == words else message, verdict]
+    samples = record.get("samples")
+    far = f"{count_text(samples['written'])} of {count_text(samples['expected'])} samples" if samples else ""
+    parts = ["" if message == words else message, far, verdict]
     forced = {each["pid"] for each in record.get("killed") or () if each.get("signal") == "SIGKILL"}
     if forced:
         parts.append(f"killed by force: {len(forced)}")

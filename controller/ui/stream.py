@@ -14,29 +14,23 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
+from controller.core.clocks import HostClock
 from controller.core.errors import UsageError
 from controller.core.events import Event
 from controller.core.logs import LogLine
-from controller.core.runview import Contact, RunView, StageView, Status
-from controller.core.tracebacks import Failure
+from controller.core.runview import RunView
 from controller.ui.board import Controls, Known
-from controller.ui.clean import clean, clean_block
-from controller.ui.formats import (
-    amount_text,
-    bytes_text,
-    clock_text,
-    count_text,
-    duration_text,
-    end_text,
-    gpus_clean_text,
-    left_text,
-    state_word,
-)
+from controller.ui.clean import clean
+from controller.ui.formats import clock_text
+from controller.ui.plainlines import changes, heartbeat, progress_line
 from controller.ui.viewsink import ViewSink
 from remote_payload.host.protocol import RunState
 
 HEARTBEAT_S = 30.0
 """A CI log without a line for longer looks dead, and some CI systems then end the job."""
+
+ID_END = 6
+"""Letters at the end of a run id that are its own: what comes before them is the time."""
 
 PROGRESS_STEP = 0.1
 """A line for each tenth of the samples, besides the heartbeat."""
@@ -181,6 +175,7 @@ class PlainView(SilentView):
         self._stream = stream
         self._label = f"{label}: " if label else ""
         self._others: list[PlainView] = []
+        self._names: list[tuple[str, str]] = []
         self._error_follows = error_follows
         self._told: set[tuple[object, ...]] = set()
         self.shows_log = show_log
@@ -188,6 +183,8 @@ class PlainView(SilentView):
         self._heartbeat_s = heartbeat_s
         self._lock = threading.Lock()
         self._view = RunView()
+        self._host_clock = HostClock()
+        self._at: float | None = None
         self._last_print = clock()
         self._last_output = clock()
         self._printed_tenth = 0
@@ -196,17 +193,25 @@ class PlainView(SilentView):
         self._beat = threading.Thread(target=self._beat_on, name="ctl-heartbeat", daemon=True)
 
     def sink(self, *, run: str, host: str, known: Known) -> RunSink:
-        """Return the sink of a run. From the second on each has a view of its own, and the host before its lines."""
+        """Return the sink of a run. From the second on each has a view of its own, and a name before its lines.
+
+        The name is the host, and the end of the run's id where two are on one host.
+        """
+        self._names.append((host, run))
         if not self._view.run:
             self._view = replace(self._view, run=run, host=host)
+            for event in known.earlier:
+                self._host_clock.heard(event, self._clock())
             return super().sink(run=run, host=host, known=known)
-        self._label = self._label or f"{self._view.host}: "
         other = PlainView(
-            self._stream, clock=self._clock, heartbeat_s=self._heartbeat_s, show_log=self.shows_log, label=host,
+            self._stream, clock=self._clock, heartbeat_s=self._heartbeat_s, show_log=self.shows_log,
             error_follows=self._error_follows,
         )  # fmt: skip
         self._others.append(other.__enter__())
-        return ViewSink(other, run=run, host=host, known=known)
+        hosts = [each for each, _ in self._names]
+        for view, (name, run_id) in zip((self, *self._others), self._names, strict=True):
+            view._label = f"{name}: " if hosts.count(name) == 1 else f"{name} {run_id[-ID_END:]}: "
+        return other.sink(run=run, host=host, known=known)
 
     @property
     def told(self) -> Collection[tuple[object, ...]]:
@@ -224,12 +229,17 @@ class PlainView(SilentView):
         self._closed.set()
         self._beat.join(timeout=5)
 
+    def event(self, event: Event) -> None:
+        with self._lock:
+            self._host_clock.heard(event, self._clock())
+            self._at = self._host_clock.here(event)
+
     def update(self, view: RunView) -> None:
         with self._lock:
             before, self._view = self._view, view
             if view.state != RunState.STOPPING.value:
                 self._told |= {failure.cause for failure in view.failures[len(before.failures) :]}
-            self._print(_changes(before, view, refused=not self._error_follows))
+            self._print(changes(before, view, refused=not self._error_follows), self._at)
             self._print_tenth(view)
 
     def log(self, lines: Sequence[LogLine]) -> None:
@@ -254,7 +264,7 @@ class PlainView(SilentView):
             if self._paused:
                 return
             if self._view.end is None and now - self._last_print >= self._heartbeat_s:
-                self._print([_heartbeat(self._view, now, now - self._last_output)])
+                self._print([heartbeat(self._view, now, now - self._last_output)])
 
     def _beat_on(self) -> None:
         while not self._closed.wait(min(1.0, self._heartbeat_s)):
@@ -267,108 +277,13 @@ class PlainView(SilentView):
         tenth = int(progress.fraction / PROGRESS_STEP + 1e-9)
         if tenth > self._printed_tenth:
             self._printed_tenth = tenth
-            self._print([progress_line(view)])
+            self._print([progress_line(view)], self._at)
 
-    def _print(self, lines: Sequence[str]) -> None:
+    def _print(self, lines: Sequence[str], at: float | None = None) -> None:
+        """Print lines with the time of what they tell, which may be long ago; without one it is now."""
         if not lines:
             return
-        self._last_print = self._clock()
-        stamp = clock_text(self._last_print)
+        self._last_print = now = self._clock()
+        stamp = clock_text(now if at is None else at, now)
         self._stream.write("".join(f"{stamp}  {self._label}{line}\n" for line in lines))
         self._stream.flush()
-
-
-def progress_line(view: RunView) -> str:
-    """Return the progress of a run in one line."""
-    progress = view.progress
-    if progress is None:
-        return "no samples yet"
-    of = "" if progress.total is None else f" of {amount_text(progress.total, progress.unit)}"
-    unit = "" if progress.unit == "bytes" else f" {clean(progress.unit)}"
-    parts = [f"{amount_text(progress.done, progress.unit)}{of}{unit}"]
-    if progress.fraction is not None:
-        parts[0] += f" ({progress.fraction * 100:.0f} %)"
-    if view.tokens_per_s is not None and progress.has_tokens:
-        parts.append(f"{count_text(view.tokens_per_s)} tokens/s")
-    if progress.unit == "bytes":
-        parts += [f"{bytes_text(view.bytes_per_s)}/s"] if view.bytes_per_s else []
-    elif progress.bytes or progress.unit == "samples":
-        parts.append(bytes_text(progress.bytes))
-    parts += [f"{clean(name)} {clean(value)}" for name, value in progress.values.items()]
-    parts += [
-        f"{count_text(n)} {word}" for n, word in ((progress.skipped, "skipped"), (progress.failed, "failed")) if n
-    ]
-    if left := left_text(view):
-        parts.append(left)
-    return ", ".join(parts)
-
-
-def _changes(before: RunView, view: RunView, *, refused: bool) -> list[str]:
-    """Return a line for each change; what refused the run only where no error says it, see `choose_view`."""
-    lines: list[str] = []
-    for label, old, new in (
-        ("", before.stages, view.stages),
-        ("host: ", before.steps, view.steps),
-        ("job: ", before.phases, view.phases),
-    ):
-        lines += [f"{label}{_stage(stage)}" for stage in _changed(old, new)]
-    for finding in view.findings[len(before.findings) :]:
-        if finding.level == "warn" or (finding.level == "fail" and refused):
-            why = f": {clean(finding.why)}" if finding.why else ""
-            fix = f" (fix: {clean(finding.fix)})" if finding.fix else ""
-            lines.append(f"{clean(finding.level).upper()}  {clean(finding.what)}{why}{fix}")
-    fresh = [notice for notice in view.notices if notice not in before.notices]
-    lines += [f"{clean(notice.level).upper()}  {clean(notice.writer)}: {clean(notice.text)}" for notice in fresh]
-    if view.contact is not before.contact:
-        back = "connected again" if view.contact is Contact.CONNECTED else f"contact {view.contact.value}"
-        lines.append(back + (f": {clean(view.contact_text)}" if view.contact_text else ""))
-    if view.state != before.state and view.state:
-        lines.append(f"run {clean(view.run)} is {clean(state_word(view.state))}")
-    fresh_failures = view.failures[len(before.failures) :]
-    if view.state == RunState.STOPPING.value:
-        # What processes report as they are stopped reads like a failure, and is none; the log has it whole.
-        lines += [f"{clean(failure.label)} ended with {clean(failure.exc_type)}" for failure in fresh_failures]
-    else:
-        lines += [line for failure in fresh_failures for line in _failure(failure, view.failures)]
-    if view.end is not None and before.end is None:
-        if view.progress is not None:
-            lines.append(progress_line(view))
-        told = any(stage.text == view.end.message for stage in view.steps)  # by the step that failed
-        message = f": {clean(view.end.message)}" if view.end.message and not told else ""
-        lines.append(
-            f"run {clean(view.run)} {clean(end_text(view.end.end_reason))}{message}; {gpus_clean_text(view.end)}"
-        )
-    return lines
-
-
-def _changed(old: Sequence[StageView], new: Sequence[StageView]) -> list[StageView]:
-    return [stage for index, stage in enumerate(new) if index >= len(old) or stage != old[index]]
-
-
-def _stage(stage: StageView) -> str:
-    seconds = "" if stage.seconds is None or stage.status is Status.STARTED else f" in {duration_text(stage.seconds)}"
-    text = f": {clean(stage.text)}" if stage.text else ""
-    return f"{clean(stage.name)} {stage.status.value}{seconds}{text}"
-
-
-def _failure(failure: Failure, known: Sequence[Failure]) -> list[str]:
-    """A traceback whole the first time; a word for each process that reports the same."""
-    earlier = known[: known.index(failure)]
-    head = f"EXCEPTION  {clean(failure.label)}: {clean(failure.summary)}"
-    first = next((each for each in earlier if each.cause == failure.cause), None)
-    if first is not None:
-        return [f"{head} (same place as {clean(first.label)})"]
-    return [head, *(f"  {line}" for line in clean_block(failure.traceback).splitlines())]
-
-
-def _heartbeat(view: RunView, now: float, quiet_s: float) -> str:
-    at_work = view.phase or (view.stages[-1] if view.stages else None)
-    parts = [f"still {clean(at_work.name)}" if at_work else "still preparing"]
-    parts[0] += f" after {duration_text(view.elapsed_s(now), running=True)}"
-    if view.progress is not None:
-        parts.append(progress_line(view))
-    if view.contact is not Contact.CONNECTED:
-        parts.append(f"contact {view.contact.value}")
-    elif quiet_s >= HEARTBEAT_S:
-        parts.append(f"no output for {duration_text(quiet_s, running=True)}")
-    return "; ".join(parts)

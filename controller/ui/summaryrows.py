@@ -8,7 +8,15 @@ from typing import Any
 from rich.text import Text
 
 from controller.ui.clean import clean, text
-from controller.ui.formats import UNKNOWN, bytes_text, clean_text, count_text, duration_text, inline_text
+from controller.ui.formats import (
+    UNKNOWN,
+    bytes_text,
+    clean_text,
+    count_text,
+    duration_text,
+    inline_text,
+    last_stage_text,
+)
 from controller.ui.survey import survey_rows
 from remote_payload.host.protocol import EndReason
 
@@ -43,7 +51,10 @@ WRITTEN_ALL_THE_SAME = frozenset({"truncated", "split", "no-loss"})
 
 def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     """Yield what a summary says as labels and cleaned text, the most important first."""
-    samples = summary.get("samples")
+    samples, reason = summary.get("samples"), str(summary.get("end_reason") or "")
+    unfinished = summary.get("kind") == "extract" and reason != EndReason.SUCCEEDED.value
+    if doing := last_stage_text(reason, summary.get("last_stage")):
+        yield "while", text(doing)
     if isinstance(samples, Mapping):
         line = Text(f"{count_text(samples.get('written'))} of {count_text(samples.get('expected'))} written")
         for name in ("skipped", "failed", "missing"):
@@ -54,11 +65,12 @@ def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
             elif count:
                 line.append(f", {count_text(count)} {name}", style="bold red")
         yield "samples", line
-        unfinished = summary.get("kind") == "extract" and summary.get("end_reason") != EndReason.SUCCEEDED.value
         if unfinished and samples.get("written"):
             yield "go on", Text("the same command with `--stale resume` keeps what is written and adds the rest")
         if summary.get("missing"):
             yield "missing", Text(_index_ranges(summary["missing"]), style="bold red")
+    elif unfinished:
+        yield "samples", Text("none written; how many there are to write was not known yet")
     if summary.get("tokens") is not None:
         rates = [f"{count_text(summary['tokens'])} tokens, {bytes_text(summary.get('bytes'))}"]
         if summary.get("tokens_per_s") is not None:

@@ -98,6 +98,8 @@ class Extraction:
             if not len(samples):
                 raise ConfigError(f"shard {spec['shard']} is empty: the data set gives {len(data.samples)} samples")
         pending, kept = self._take_over(samples, output.identity(spec, settings, facts))
+        progress = Progress(self._events, total=len(samples), skipped=self._refused.skipped, kept=kept)
+        progress.beat()  # before the long load, so that an end in its midst can say of how many
         watch = EngineWatch(self._job.paths.events, partial(self._give_up, pending))
         try:
             with watch:
@@ -114,7 +116,7 @@ class Extraction:
                     with self._phase("canary"):
                         self._guard.check("start")
                 self._write_manifest(data, samples, settings, facts, path)
-                self._capture(pending, kept, total=len(samples))
+                self._capture(pending, progress, total=len(samples))
         except Exception as error:
             if self._llm is not None:
                 shut_down(self._llm)
@@ -127,8 +129,8 @@ class Extraction:
         ExceptionReporter(self._events, None).report(error, "driver")
         self._record_failures(pending, str(error))
 
-    def _capture(self, pending: Samples, kept: Counts, *, total: int) -> None:
-        with Progress(self._events, total=total, skipped=self._refused.skipped, kept=kept) as progress:
+    def _capture(self, pending: Samples, progress: Progress, *, total: int) -> None:
+        with progress:
             if self._llm is not None:
                 tail = LedgerTail(self._job.paths.ledger)
                 admission = Admission(VllmEngine(self._llm), self._room(), tail, progress, self._notice)

@@ -84,7 +84,8 @@ class PatientEvents:
 class Progress:
     """A thread that emits a `progress` event whenever something was written, at most one every INTERVAL_S.
 
-    A context manager: the first event says that capturing begins, the last is emitted at the end.
+    A context manager for the capture: an event says that it begins, the last is emitted at its end. `beat` may be
+    called before.
     """
 
     def __init__(self, events: PatientEvents, *, total: int, skipped: int, kept: Counts) -> None:

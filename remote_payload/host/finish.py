@@ -34,6 +34,9 @@ RESERVE_BYTES = 1 << 20
 
 BASELINE = "baseline.json"
 
+STOPPING = "stopping"
+"""Code of the notices that say how far the end of a run's processes is."""
+
 
 class Ending(NamedTuple):
     """How a run ends, as far as its steps decide it."""
@@ -83,12 +86,16 @@ def clean_up(
     pipe: Optional[int],
     keeper: PumpKeeper,
     cgroup: Optional[Cgroup],
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Cleanup:
     """End the members, drain the log, sweep shared memory, and prove the accelerator free.
 
-    `started` is the Unix time of the run's start; `pipe` the log's FIFO, if there is one.
+    `started` is the Unix time of the run's start; `pipe` the log's FIFO, if there is one. `tell` gets sentences for
+    people, of how far it is; none where no member was left to end.
     """
-    stopped = stop_members(find, grace_s, reap, kill_all=cgroup.kill if cgroup else lambda: None)
+    stopped = stop_members(find, grace_s, reap, kill_all=cgroup.kill if cgroup else lambda: None, tell=tell)
+    if stopped.killed:
+        tell("looking whether GPUs, shared memory and processes are as before the run")
     leftovers = list(stopped.leftovers)
     hidden, unremoved = container.end(paths)
     if unremoved:

@@ -162,11 +162,13 @@ def stop_members(
     reap: Callable[[], None] = lambda: None,
     kill_wait_s: float = KILL_WAIT_S,
     kill_all: Callable[[], None] = lambda: None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> StopReport:
     """End every process that `find` returns: TERM, `grace_s` seconds, KILL, until only unkillable ones are left.
 
     `find` is asked again all the time, so a member that was forked meanwhile, or left its process group, is met too.
     `reap` collects the exit statuses of adopted children; `kill_all` kills at one stroke where the kernel can.
+    `tell` gets a sentence for people with each round that has members to end.
     """
     signalled: Dict[Tuple[Key, int], Dict[str, Any]] = {}
     refused: Dict[Key, str] = {}
@@ -176,7 +178,7 @@ def stop_members(
     left: List[Stat] = []
     for number, wait_s in rounds:
         deadline = time.monotonic() + wait_s
-        quiet = 0
+        quiet: Optional[int] = None
         while True:
             reap()
             left = find()
@@ -195,10 +197,12 @@ def stop_members(
                         "comm": member.comm,
                         "signal": signal.Signals(number).name,
                     }
+            if left and quiet is None:
+                tell(_round_text(number, len(left), grace_s))
             if number == signal.SIGKILL and left:
                 kill_all()  # after the single signals, so that each member is in the report
             # One look can miss a member whose parent forked it and ended during that look, two in a row cannot.
-            quiet = quiet + 1 if all((m.pid, m.start_ticks) in refused for m in left) else 0
+            quiet = (quiet or 0) + 1 if all((m.pid, m.start_ticks) in refused for m in left) else 0
             if quiet == 2 or time.monotonic() >= deadline:
                 break
             time.sleep(RESCAN_S)
@@ -210,6 +214,13 @@ def stop_members(
             {"pid": m.pid, "comm": m.comm, "reason": _why_left(m, refused.get((m.pid, m.start_ticks)))} for m in left
         ],
     )
+
+
+def _round_text(number: int, count: int, grace_s: float) -> str:
+    who = "1 process" if count == 1 else "%d processes" % count
+    if number == signal.SIGTERM:
+        return "%s asked to end (TERM); KILL after %g s" % (who, grace_s)
+    return "%s%s killed (KILL)" % (who, " still there after %g s:" % grace_s if grace_s else "")
 
 
 def _why_left(member: Stat, refused: Optional[str]) -> str:

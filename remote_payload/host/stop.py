@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import time
-from typing import Any, BinaryIO, Dict, List
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List
 
 from remote_payload.host import container
 from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.children import reap_adopted
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import read_json, write_json
-from remote_payload.host.finish import Ending, clean_up, prove_end, read_baseline, write_result
+from remote_payload.host.finish import STOPPING, Ending, clean_up, prove_end, read_baseline, write_result
 from remote_payload.host.follow import collect_faults
 from remote_payload.host.journal import EventWriter
 from remote_payload.host.layout import Layout, RunPaths, check_run_id
@@ -36,6 +37,8 @@ LOCK_WAIT_S = 30.0
 def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     """Verb `stop`: {"workdir", "run_id", "grace_s", "force"}; with `force` there is no grace, and no hung supervisor.
 
+    With `tell` true, lines {"doing": TEXT} for people come before the answer, as it goes on.
+
     Answers {"state", "end_reason", "gpus_clean", "killed", "leftovers", "message", "was_over"}: `was_over` says that
     it had ended before anybody asked. Of such a run nothing is changed but what it left on the host: that is ended
     and looked at again, and the answer says how it is now. Raises HostError if the run was never launched or cannot
@@ -46,21 +49,46 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     if not os.path.isdir(paths.folder):
         raise HostError("no-such-run", "this host has no run %s" % request["run_id"], "", "ctl ps lists its runs")
     grace_s = 0.0 if request["force"] else float(request["grace_s"])
-    answer = stop_run(request["workdir"], paths, grace_s, bool(request["force"]))
+    tell = _Teller(out) if request.get("tell") is True else _nobody
+    answer = stop_run(request["workdir"], paths, grace_s, bool(request["force"]), tell)
     out.write(json.dumps(answer).encode() + b"\n")
     return 0
 
 
-def stop_run(workdir: str, paths: RunPaths, grace_s: float, force: bool = False) -> Dict[str, Any]:
+Tell = Callable[[str], None]
+
+
+def _nobody(text: str) -> None:
+    """Tell nobody."""
+
+
+class _Teller:
+    """Sends a line at once. Who asked may have left: the stop goes on, and its answer finds nobody either."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+
+    def __call__(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._out.write(json.dumps({"doing": text}).encode() + b"\n")
+            self._out.flush()
+
+
+def stop_run(
+    workdir: str, paths: RunPaths, grace_s: float, force: bool = False, tell: Tell = _nobody
+) -> Dict[str, Any]:
     """Stop a run and return the verb's answer. Raises HostError if it cannot be judged from here."""
     standing = judge_run(paths)
-    return dict(_stop(workdir, paths, standing, grace_s, force), was_over=standing.is_over)
+    return dict(_stop(workdir, paths, standing, grace_s, force, tell), was_over=standing.is_over)
 
 
-def _stop(workdir: str, paths: RunPaths, standing: Standing, grace_s: float, force: bool) -> Dict[str, Any]:
+def _stop(
+    workdir: str, paths: RunPaths, standing: Standing, grace_s: float, force: bool, tell: Tell
+) -> Dict[str, Any]:
     run = standing.run
     if standing.state is RunState.FINISHED:
-        return _stop_what_it_left(paths, standing, grace_s)
+        tell("it has ended before; looking whether it left anything")
+        return _stop_what_it_left(paths, standing, grace_s, tell)
     if run is None:
         raise HostError(
             "not-launched", "the run was not launched", standing.evidence, "start it, or give it up with cancel"
@@ -72,25 +100,31 @@ def _stop(workdir: str, paths: RunPaths, standing: Standing, grace_s: float, for
             "not-ours-to-judge", "the run cannot be stopped from here", evidence, "log in where it was started"
         )
     if alive is Liveness.ALIVE:
-        if _ask_supervisor(paths, supervisor, grace_s, force):
+        if _ask_supervisor(paths, supervisor, grace_s, force, tell):
             return _answer(judge_run(paths))
         if not force:
             text = "the supervisor is still stopping it after %g s" % (grace_s + FINISH_S)
             return dict(_answer(judge_run(paths)), message=text)
+        tell("its supervisor does not answer and is killed")
         send_signal(supervisor["pid"], supervisor["start_ticks"], signal.SIGKILL)
         _wait_dead(supervisor)
     with hold_start_lock(paths, LOCK_WAIT_S):
         if os.path.exists(paths.result):  # another stop was faster
             return _answer(judge_run(paths))
-        return _stop_in_its_place(workdir, paths, run, grace_s)
+        tell("its supervisor is dead: stopping it in its place")
+        return _stop_in_its_place(workdir, paths, run, grace_s, tell)
 
 
-def _ask_supervisor(paths: RunPaths, supervisor: ProcessIdentity, grace_s: float, force: bool) -> bool:
-    """Send the request and wait; return whether the run ended in order."""
+def _ask_supervisor(paths: RunPaths, supervisor: ProcessIdentity, grace_s: float, force: bool, tell: Tell) -> bool:
+    """Send the request and wait, telling what the supervisor tells; return whether the run ended in order."""
+    told = _Notices(os.path.join(paths.events, "supervisor.jsonl"))
     write_json(os.path.join(paths.folder, STOP_REQUEST), {"grace_s": grace_s, "by": user_name(os.getuid())})
     send_signal(supervisor["pid"], supervisor["start_ticks"], signal.SIGTERM)
+    tell("its supervisor has been asked to stop it")
     deadline = time.monotonic() + grace_s + FINISH_S
     while time.monotonic() < deadline:
+        for text in told.new():
+            tell(text)
         if os.path.exists(paths.result):
             return True
         if judge(supervisor)[0] is Liveness.DEAD:
@@ -98,6 +132,29 @@ def _ask_supervisor(paths: RunPaths, supervisor: ProcessIdentity, grace_s: float
             return os.path.exists(paths.result)
         time.sleep(0.1)
     return False
+
+
+class _Notices:
+    """What a supervisor says of a stop from now on."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._offset = os.path.getsize(path) if os.path.exists(path) else 0
+
+    def new(self) -> Iterator[str]:
+        """Yield the texts that have come since the last call."""
+        if not os.path.exists(self._path):
+            return
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                with contextlib.suppress(ValueError):  # cut by a full disk
+                    event = json.loads(line)
+                    if event.get("type") == "notice" and event.get("code") == STOPPING:
+                        yield str(event.get("text"))
 
 
 def _wait_dead(supervisor: ProcessIdentity) -> None:
@@ -110,7 +167,9 @@ def _wait_dead(supervisor: ProcessIdentity) -> None:
         time.sleep(0.05)
 
 
-def _stop_in_its_place(workdir: str, paths: RunPaths, run: Dict[str, Any], grace_s: float) -> Dict[str, Any]:
+def _stop_in_its_place(
+    workdir: str, paths: RunPaths, run: Dict[str, Any], grace_s: float, tell: Tell
+) -> Dict[str, Any]:
     plan = check_plan(read_json(paths.plan))
     run_id = plan["run_id"]
     tree = Tree(paths.tree)
@@ -143,6 +202,7 @@ def _stop_in_its_place(workdir: str, paths: RunPaths, run: Dict[str, Any], grace
         pipe=pipe,
         keeper=keeper,
         cgroup=cgroup,
+        tell=tell,
     )
     leftovers = list(done.leftovers)
     try:
@@ -177,7 +237,7 @@ def _stop_in_its_place(workdir: str, paths: RunPaths, run: Dict[str, Any], grace
     return _answer(judge_run(paths))
 
 
-def _stop_what_it_left(paths: RunPaths, standing: Standing, grace_s: float) -> Dict[str, Any]:
+def _stop_what_it_left(paths: RunPaths, standing: Standing, grace_s: float, tell: Tell) -> Dict[str, Any]:
     """Try once more to end what outlived a run, and say how it is now; result.json stays as it was at its end."""
     answer = _answer(standing)
     run, result = standing.run, standing.result
@@ -193,7 +253,8 @@ def _stop_what_it_left(paths: RunPaths, standing: Standing, grace_s: float) -> D
     if result["gpus_clean"] is True and not find():
         return answer
     with hold_start_lock(paths, LOCK_WAIT_S):
-        stopped = stop_members(find, grace_s, reap_adopted, kill_all=cgroup.kill if cgroup else lambda: None)
+        kill_all = cgroup.kill if cgroup else lambda: None
+        stopped = stop_members(find, grace_s, reap_adopted, kill_all=kill_all, tell=tell)
         leftovers = list(stopped.leftovers)
         hidden, unremoved = container.end(paths)
         if unremoved:

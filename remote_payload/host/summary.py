@@ -142,7 +142,7 @@ def _read_events(paths: RunPaths) -> List[Dict[str, Any]]:
 
 
 def _count_samples(paths: RunPaths, events: List[Dict[str, Any]]) -> Optional[Dict[str, int]]:
-    """Return how far an extraction came, without a look at its files; None if it did not come to its first sample."""
+    """Return how far an extraction came, without a look at its files; None if it never knew of how many samples."""
     totals = [event["total"] for event in events if event.get("type") == "progress" and event.get("total")]
     if not totals:
         return None

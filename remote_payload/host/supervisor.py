@@ -21,6 +21,7 @@ from remote_payload.host.children import CommandFailed, reap_adopted
 from remote_payload.host.files import read_json, write_all, write_json
 from remote_payload.host.finish import (
     DEFAULT_GRACE_S,
+    STOPPING,
     Cleanup,
     Ending,
     baseline_path,
@@ -327,6 +328,7 @@ class Supervisor:
                 pipe=self._pipe,
                 keeper=self._keeper,
                 cgroup=self._cgroup,
+                tell=lambda text: self._emit("notice", level="info", code=STOPPING, text=text),
             )
         except Exception as error:  # noqa: BLE001 - reported in result.json, which has to be written in any case
             traceback.print_exc()

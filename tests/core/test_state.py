@@ -115,6 +115,25 @@ def test_histories_are_bounded() -> None:
     assert view.tokens_per_s == pytest.approx(10.0)
 
 
+def test_a_report_from_before_the_load_says_of_how_many_and_nothing_of_the_rate() -> None:
+    """The driver tells the total before it loads; the first minute of the capture is not spread over the load."""
+    add = started()
+    report = {"total": 1000, "bytes": 0, "skipped": 2, "failed": 0}
+    add(73.3, "driver", "progress", done=100, tokens=1000, **report)
+    loading = view_of(add.events)
+    assert loading.progress is not None
+    assert (loading.progress.done, loading.progress.total) == (100, 1000)
+    assert (loading.tokens_per_s, loading.eta_s) == (None, None)
+    add(585.0, "driver", "phase", name="load", status="done", text="", seconds=511.8)
+    add(585.0, "driver", "progress", done=100, tokens=1000, **report)
+    add(585.0, "driver", "phase", name="capture", status="started")
+    add(595.0, "driver", "progress", done=200, tokens=2000, **report)
+    view = view_of(add.events)
+    assert view.tokens_per_s == pytest.approx(100.0)
+    assert view.tokens_per_s_overall == pytest.approx(100.0)
+    assert view.eta_s == pytest.approx(80.0)
+
+
 def test_the_momentary_rate_follows_a_change_within_a_minute() -> None:
     add = Script()
     tokens = 0

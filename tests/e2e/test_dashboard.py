@@ -85,7 +85,10 @@ def test_two_runs_are_rows_of_which_one_is_opened(project: Project, terminal: Te
     assert terminal.answer("echo code $?") == "code 103"
     done = project.ctl("attach", *ids)
     assert done.returncode == 103
-    assert done.stdout.splitlines() == [f"{ids[0]}  demo  stopped on request", f"{ids[1]}  demo  succeeded"]
+    stopped, succeeded = done.stdout.splitlines()
+    assert stopped.startswith(f"{ids[0]}  demo  stopped on request while running the command, after ")
+    assert succeeded == f"{ids[1]}  demo  succeeded"
+    assert f"  demo {ids[0][-6:]}: " in done.stderr, "both are on one host"
 
 
 def test_a_failed_run_stays_for_its_reader(project: Project, terminal: Terminal) -> None:

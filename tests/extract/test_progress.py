@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from support.disk import fill, small_disk
+from support.hostrun import wait_until
+from support.stubengine import StubEngine, make_stub_run, write_model, write_prompts
 
 from remote_payload.extract.progress import Counts, LedgerTail, PatientEvents, Progress
 from remote_payload.extract.rotary import flattened, is_wrong
@@ -103,3 +105,18 @@ def test_the_repaired_call_works_in_place_and_without_a_key() -> None:
     rotate(wanted, cache, 4)
     flattened(right)(torch.arange(3), query, None, 4, cache, False)
     assert torch.allclose(query, wanted)
+
+
+def test_how_many_samples_there_are_is_told_before_the_load(stub: StubEngine, tmp_path: Path) -> None:
+    """An end in the midst of a long load is then `0 of 8 samples`; those of an earlier run are counted in."""
+    write_model(tmp_path / "model")
+    write_prompts(tmp_path / "data.jsonl", [5, 6, 7, 8])
+    first = stub.run(make_stub_run(tmp_path, tmp_path, "20260101-000000-000001", stale="resume"))
+    assert first.code == 0, first.log
+    write_prompts(tmp_path / "data.jsonl", [5, 6, 7, 8, 9, 10, 11, 12])
+    run = make_stub_run(tmp_path, tmp_path, "20260101-000000-000002", stale="resume")
+    job = stub.start(run, load_s=300.0)
+    wait_until(lambda: [event["name"] for event in run.events("phase")][-1:] == ["load"], "it loads")
+    job.kill()
+    told = [(event["done"], event["total"], event["skipped"]) for event in run.events("progress")]
+    assert told == [(4, 8, 1)]

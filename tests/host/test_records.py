@@ -182,6 +182,9 @@ def test_an_extraction_that_was_not_verified_says_how_far_it_came(tmp_path: Path
     os.makedirs(paths.ledger)
     assert "samples" not in build_summary(paths, PLAN, result()), "nothing is known of what was wanted"
     driver = EventWriter(paths.events, "driver", "run", "box")
+    driver.emit("progress", done=0, total=10)  # before the load
+    none = {"expected": 10, "written": 0, "skipped": 0, "failed": 0, "missing": 10}
+    assert build_summary(paths, PLAN, result())["samples"] == none
     for done in (1, 2):
         driver.emit("progress", done=done, total=10)
     lines = {

@@ -141,6 +141,23 @@ def test_a_second_look_proves_no_more_of_a_container_than_the_first(host: HostRu
     assert "rm --force" in (host.folder / "asked").read_text()
 
 
+def test_a_stop_goes_on_when_nobody_listens_any_more(host: HostRun) -> None:
+    """As after a Ctrl-C on the workstation; the supervisor is dead, so that nobody else would go on."""
+    plan = host.plan(host.python(CHILD))
+    paths = host.launch(plan)
+    host.wait_file("child")
+    job = host.job(paths)
+    host.kill_supervisor(paths)
+    request = {"workdir": str(host.workdir), "run_id": plan["run_id"], "grace_s": 1.0, "force": False, "tell": True}
+    asked = host.popen("stop", request)
+    assert asked.stdout is not None
+    asked.stdout.readline()
+    asked.stdout.close()
+    assert host.result(paths)["end_reason"] == "stopped"
+    assert judge(job)[0] is Liveness.DEAD
+    asked.wait(30)
+
+
 def test_force_needs_no_grace(host: HostRun) -> None:
     plan = host.plan(host.python(CHILD), job={"limits": {"stop_grace_s": 300.0}})
     host.launch(plan)
@@ -161,7 +178,15 @@ def test_an_orphaned_run_is_seen_stopped_and_its_lease_freed(host: HostRun) -> N
     busy = host.start(host.plan(host.python("pass")))
     assert busy["result"]["end_reason"] == "lease-busy", "the job holds the lease by the descriptor it inherited"
 
-    answer = stop(host, plan, grace_s=0.3)
+    code, stdout = host.call("stop", {"run_id": plan["run_id"], "grace_s": 0.3, "force": False, "tell": True})
+    *told, answer = map(json.loads, stdout.splitlines())
+    assert [each["doing"] for each in told] == [
+        "its supervisor is dead: stopping it in its place",
+        "2 processes asked to end (TERM); KILL after 0.3 s",
+        "1 process still there after 0.3 s: killed (KILL)",
+        "looking whether GPUs, shared memory and processes are as before the run",
+    ]
+    assert code == 0
     assert (answer["state"], answer["end_reason"], answer["gpus_clean"]) == ("finished", "stopped", True)
     assert {item["signal"] for item in answer["killed"]} == {"SIGTERM", "SIGKILL"}
     assert judge(job)[0] is Liveness.DEAD

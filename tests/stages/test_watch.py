@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from pathlib import Path
 
 import pytest
+from support.hostrun import wait_until
 from support.stubhost import StubHost
 
 from controller.core.errors import RemoteFailed
@@ -57,6 +59,23 @@ def test_mirrors_a_run_to_its_end(host: StubHost, mirror: Mirror) -> None:
     assert [event.seq for event in seen.events if event.writer == "supervisor"] == sorted(
         {event.seq for event in seen.events if event.writer == "supervisor"}
     )
+
+
+def test_what_was_missed_is_told_in_the_order_in_which_it_happened(host: StubHost, mirror: Mirror) -> None:
+    """Of the files of all writers, of which the host sends one after the other."""
+    write = (
+        "import json, os, time\nfile = open(os.environ['CTL_RUN_DIR'] + '/events/driver.jsonl', 'a')\n"
+        "event = {'wire': 1, 'seq': 1, 'run': 'r', 'host': 'stub', 'writer': 'driver', 't': time.time()}\n"
+        "print(json.dumps({**event, 'type': 'phase', 'name': 'load', 'status': 'started'}), file=file)"
+    )
+    launch.run(host.context(), host.plan(RUN, sys.executable, "-c", write), {})
+    wait_until(lambda: (host.workdir / "runs" / RUN / "result.json").exists(), "it has ended")
+    seen = Collector()
+    assert follow(host, mirror, seen).ended
+    assert [(event.writer, event.type) for event in seen.events if event.type in ("phase", "end")] == [
+        ("driver", "phase"), ("supervisor", "end"),
+    ]  # fmt: skip
+    assert [event.t for event in seen.events] == sorted(event.t for event in seen.events)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -32,8 +32,13 @@ mode = "never"
 """
 
 
-def write_project(root: Path, server: SshServer, *names: str, samples: int = 24, step_s: float = 0.02) -> Path:
-    """Write hosts.toml and a playbook `stub` below `root`; each host is a folder of its own, with its own lease."""
+def write_project(
+    root: Path, server: SshServer, *names: str, samples: int = 24, load_s: float = 0.0, step_s: float = 0.02
+) -> Path:
+    """Write hosts.toml and a playbook `stub` below `root`; each host is a folder of its own, with its own lease.
+
+    `load_s` and `step_s` are the seconds that the stand-in takes to load, and for each step.
+    """
     root.mkdir(parents=True, exist_ok=True)
     text = "schema = 1\n"
     for name in names:
@@ -43,7 +48,7 @@ def write_project(root: Path, server: SshServer, *names: str, samples: int = 24,
         (host / "out").mkdir()
         env = {
             "PYTHONPATH": f"{STUB}:{REPOSITORY / 'tests'}",
-            "CTL_STUB": json.dumps({"step_s": step_s}),
+            "CTL_STUB": json.dumps({"load_s": load_s, "step_s": step_s}),
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
         }

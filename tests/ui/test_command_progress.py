@@ -11,9 +11,9 @@ from controller.core.events import Event
 from controller.core.runview import RunView
 from controller.core.state import reduce
 from controller.ui.glyphs import UNICODE
+from controller.ui.plainlines import progress_line
 from controller.ui.progresslines import progress_lines
 from controller.ui.stacks import print_stacks
-from controller.ui.stream import progress_line
 from controller.ui.tables import print_summary
 
 

@@ -26,8 +26,8 @@ from controller.runfolder import RunFolder
 from controller.ui.formats import duration_text, left_text
 from controller.ui.glyphs import UNICODE
 from controller.ui.live import LiveView
+from controller.ui.plainlines import progress_line
 from controller.ui.progresslines import progress_lines
-from controller.ui.stream import progress_line
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 GOLDEN = Path(__file__).parent / "golden"

@@ -8,17 +8,22 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from support.recorded import START, Script, failing, healthy, started, view_of
+from support.recorded import START, Script, failing, finished, healthy, started, view_of
 
 from controller.core.errors import UsageError
 from controller.core.events import Event
 from controller.core.runview import RunView
-from controller.core.state import reduce
+from controller.core.state import in_order, reduce
 from controller.ui.board import Known
+from controller.ui.formats import clock_text
 from controller.ui.live import LiveView
-from controller.ui.stream import JsonView, PlainView, SilentView, choose_view, progress_line
+from controller.ui.plainlines import progress_line, standing_line
+from controller.ui.stream import JsonView, PlainView, SilentView, choose_view
 
 
 class Terminal(io.StringIO):
@@ -61,6 +66,37 @@ def test_a_line_for_each_change() -> None:
     assert lines[-1] == "job: load started: Kimi-K2.5, TP=8"
 
 
+def stamps(script: Script, now: float) -> list[str]:
+    """Return the times in front of the lines of a plain view that meets all events at `now`."""
+    stream = io.StringIO()
+    view = PlainView(stream, clock=lambda: now)
+    sink = view.sink(run="r", host="h", known=Known())
+    for _, event in in_order(script.events):
+        sink.event(event)
+    return [line.partition("  ")[0] for line in stream.getvalue().splitlines()]
+
+
+def test_lines_have_the_time_of_what_they_tell_however_late_they_are_printed() -> None:
+    then = [clock_text(event.t) for event in finished().events]
+    told = stamps(finished(), START + 900.0)
+    assert (told[0], told[-1]) == (then[0], then[-1])
+    assert set(told) <= set(then)
+    days_later = stamps(finished(), START + 3 * 86_400.0)
+    day = time.strftime("%Y-%m-%d", time.localtime(START))
+    assert days_later == [f"{day} {stamp}" for stamp in told]
+
+
+def test_a_host_whose_clock_is_ahead_does_not_tell_of_the_future() -> None:
+    stream, clock = io.StringIO(), Clock()
+    view = PlainView(stream, clock=clock)
+    sink = view.sink(run="r", host="h", known=Known())
+    for _, event in in_order(finished().events):
+        clock.now = event.t
+        sink.event(event if event.writer == "controller" else replace(event, t=event.t + 3600.0))
+    told = [line.partition("  ")[0] for line in stream.getvalue().splitlines()]
+    assert told == stamps(finished(), START + 900.0)
+
+
 def test_progress_speaks_once_a_tenth() -> None:
     add = Script()
     for done in range(0, 1001, 5):
@@ -83,7 +119,8 @@ def test_a_traceback_is_whole_once_and_then_only_named() -> None:
     assert "llama_4_scaling" in lines[start + 6]
     assert sum(line.endswith("(same place as rank 3)") for line in lines) == 7
     assert lines[-1] == (
-        "run 20261129-184150-a1b2c3 failed: the job ended with exit code 1 in step extract; host left clean"
+        "run 20261129-184150-a1b2c3 failed while loading the model, after 18 s: "
+        "the job ended with exit code 1 in step extract; host left clean"
     )
 
 
@@ -151,6 +188,41 @@ def test_several_runs_share_the_lines_by_the_names_of_their_hosts() -> None:
                 sink.event(event)
     lines = [line[10:] for line in stream.getvalue().splitlines()]
     assert lines[2:] == ["gpu2: connect started", "gpu2: connect done in 0.3 s: root@10.1.230.174"]
+
+
+def test_runs_on_one_host_are_told_apart_by_the_ends_of_their_ids() -> None:
+    stream = io.StringIO()
+    with PlainView(stream) as view:
+        sinks = [
+            view.sink(run=f"20261130-12194{n}-abcde{n}", host=host, known=Known())
+            for n, host in enumerate(("a", "a", "b"))
+        ]
+        for sink in sinks:
+            sink.event(started().events[0])
+    names = ["a abcde0", "a abcde1", "b"]
+    assert [line[10:] for line in stream.getvalue().splitlines()] == [f"{name}: connect started" for name in names]
+
+
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        (started, "running, load for 0 s"),
+        (healthy, "running, capture for 56 s: 412 of 1,000 samples (41 %), 5,371 tokens/s, "),
+        (finished, "succeeded: 1,000 of 1,000 samples (100 %), "),
+        (failing, "failed while loading the model, after 18 s"),
+    ],
+)
+def test_where_a_run_stands_is_a_line(script: Callable[[], Script], line: str) -> None:
+    assert standing_line(view_of(script().events)).startswith(line)
+
+
+def test_a_sign_of_life_names_the_step_at_work_and_no_phase_that_is_done() -> None:
+    stream, clock = io.StringIO(), Clock()
+    view = PlainView(stream, clock=clock)
+    view.update(view_of([event for event in finished().events if event.t <= START + 730.0]))
+    clock.now = START + 760.0
+    view.heartbeat()
+    assert stream.getvalue().splitlines()[-1][10:].startswith("still verify after 12 min 40 s; 1,000 of 1,000 ")
 
 
 def test_json_lines_are_the_events_as_recorded() -> None:

@@ -66,6 +66,20 @@ def test_a_summary_says_why_records_were_skipped_and_how_to_go_on() -> None:
     assert "rehearse" not in whole.text, "nothing was rehearsed"
 
 
+def test_an_end_in_mid_load_says_so_and_how_many_samples_there_are() -> None:
+    stage = {"step": "extract", "phase": "load", "seconds": 192.0}
+    samples = {"expected": 200, "written": 0, "skipped": 0, "failed": 0, "missing": 200}
+    stopped = {"kind": "extract", "run_id": RUN, "end_reason": "stopped", "last_stage": stage, "gpus_clean": True}
+    rows = dict(summary_rows({**stopped, "samples": samples}))
+    assert list(rows)[:2] == ["while", "samples"]
+    assert rows["while"].plain == "loading the model, after 3 min 12 s"
+    assert rows["samples"].plain == "0 of 200 written, 200 missing"
+    early = dict(summary_rows(stopped))
+    assert early["samples"].plain == "none written; how many there are to write was not known yet"
+    command = dict(summary_rows({**stopped, "kind": "command", "last_stage": {"step": "odd", "seconds": None}}))
+    assert (command["while"].plain, "samples" in command) == ("at `odd`", False)
+
+
 def test_a_good_part_of_the_data_that_was_skipped_is_not_overlooked() -> None:
     samples = {"expected": 32, "written": 32, "skipped": 32, "failed": 0, "missing": 0}
     rows = dict(summary_rows({**SUMMARY, "samples": samples, "skipped": {"malformed": 32, "truncated": 5}}))

@@ -201,6 +201,20 @@ def test_a_stop_names_what_is_left() -> None:
     assert paper.lines[1:] == ["  no process is left", "  left: /dev/shm/x (busy)"]
 
 
+def test_a_stop_says_what_it_cut_off() -> None:
+    paper = Paper()
+    record = {
+        "run_id": RUN, "state": "finished", "end_reason": "stopped", "gpus_clean": True,
+        "message": "stopped on request", "samples": {"expected": 200, "written": 0},
+        "last_stage": {"step": "extract", "phase": "load", "seconds": 192.0},
+    }  # fmt: skip
+    print_stop(paper.console, record)
+    assert paper.lines == [
+        f"✓ run {RUN}: stopped on request while loading the model, after 3 min 12 s",
+        "  0 of 200 samples; host left clean",
+    ]
+
+
 def test_what_other_people_have_on_the_host_is_not_said_to_be_left() -> None:
     paper = Paper()
     others = {"path": "/dev/shm/psm_1", "reason": "in use by process 22222", "pid": 22222, "ours": False}

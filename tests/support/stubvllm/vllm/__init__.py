@@ -3,7 +3,8 @@
 It schedules in chunks, interleaves prompts, preempts and resumes them at random, so that the real capture worker,
 store and driver run as they do under vLLM, in milliseconds. States depend on token and position alone.
 CTL_STUB: {"seed", "budget" (tokens a step), "chunk" (tokens a request and step), "seqs", "preempt" (probability a
-step), "step_s" (seconds that each step takes), "kv_cache_dtype" and "quantization" (what the engine says of itself)}.
+step), "load_s" and "step_s" (seconds that the load and each step take), "kv_cache_dtype" and "quantization" (what the
+engine says of itself)}.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class LLM:
         from vllm.v1.worker.cpu_worker import HIDDEN
 
         plan = {
-            "seed": 0, "budget": 64, "chunk": 64, "seqs": 8, "preempt": 0.0, "step_s": 0.0, "kv_cache_dtype": "auto",
-            "quantization": None,
+            "seed": 0, "budget": 64, "chunk": 64, "seqs": 8, "preempt": 0.0, "load_s": 0.0, "step_s": 0.0,
+            "kv_cache_dtype": "auto", "quantization": None,
         }  # fmt: skip
         self._options = SimpleNamespace(**{**plan, **json.loads(os.environ.get("CTL_STUB", "{}"))})
         config = SimpleNamespace(
@@ -53,6 +54,7 @@ class LLM:
             vllm_config=config, local_rank=0, rank=0, distributed_init_method="", is_driver_worker=True
         )
         self._worker.init_device()
+        time.sleep(self._options.load_s)
         self._worker.load_model()
         self.llm_engine = Engine(self._worker, self._options)
 

@@ -1,0 +1,98 @@
+"""What `ctl stop` does, and what it says while it does: a job may take its whole grace to end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from controller import lookup
+from controller.core.errors import ExitCode, Interrupted, LocalDiskError, RefusedError
+from controller.runfolder import going_on
+from controller.ui.clean import clean
+from controller.ui.formats import duration_text
+from controller.ui.terminal import ask_yes_no, can_ask, err_console, out_console, print_json
+from controller.workspace import load_workspace
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Said:
+    """Prints how far a stop is, a line for each thing that happens, the first at once; without a console nothing."""
+
+    asked = False
+    """Whether the host has said that it is at it."""
+
+    def __init__(
+        self,
+        console: Console | None,
+        run_id: str,
+        host: str,
+        grace_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console, self._clock, self._since = console, clock, clock()
+        how = f"TERM to all its processes, KILL after {grace_s:g} s" if grace_s else "KILL to all its processes"
+        self._print(f"stopping run {run_id} on {host}: {how}")
+
+    def doing(self, text: str) -> None:
+        self.asked = True
+        self._print(f"  {text}")
+
+    def waiting(self) -> None:
+        self._print(f"  still at it after {duration_text(self._clock() - self._since, running=True)}")
+
+    def _print(self, text: str) -> None:
+        if self._console is not None:
+            self._console.print(clean(text), markup=False, soft_wrap=True)
+
+
+def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool, sure: bool) -> ExitCode:
+    """Stop a run; unless it is `sure` which one is meant, a person at a terminal is asked.
+
+    Raises RefusedError (`declined`), and Interrupted where a Ctrl-C ended the waiting, but not the stop.
+    """
+    with lookup.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
+        if not sure and can_ask() and not ask_yes_no(f"stop run {run.id} on host {run.host}?"):
+            raise RefusedError("declined: nothing was stopped", fix="name the run, or `--last`", code="declined")
+        ended = run.ended
+        said = Said(None if as_json else err_console(), run.id, run.host, grace_s)
+        try:
+            outcome = run.stop(grace_s=grace_s, telling=said)
+        except KeyboardInterrupt:
+            goes_on = f"{run.host} goes on stopping run {run.id}"
+            raise Interrupted(
+                f"interrupted: {goes_on if said.asked else f'run {run.id} may not have been asked to stop'}",
+                fix=f"see how it ends with `ctl attach {run.id}`; `ctl stop {run.id}` may be repeated",
+            ) from None
+        said.doing("copying the rest of its log and records here")
+        try:
+            lookup.copy_what_is_new(run)
+        except LocalDiskError as error:  # the run is stopped all the same, and that is what was asked for
+            from controller.ui.errors import print_error
+
+            print_error(error)
+        # The last run may have ended while an earlier one goes on: that was not named, so it is not stopped. Whether
+        # it had is the host's to say: here its end may not have been seen.
+        over = run_id is None and (ended or outcome.was_over)
+        others = [each.run_id for each in going_on(run.folder.path.parent) if each.run_id != run.id] if over else []
+        summary: Mapping[str, Any] = run.summary or {}
+    record = {
+        "schema_version": 1, "run_id": run.id, "state": outcome.state, "end_reason": outcome.end_reason,
+        "gpus_clean": outcome.gpus_clean, "killed": outcome.killed, "leftovers": outcome.leftovers,
+        "message": outcome.message, "others": others,
+        "last_stage": summary.get("last_stage"), "samples": summary.get("samples"),
+    }  # fmt: skip
+    if as_json:
+        print_json(record)
+    else:
+        from controller.ui.stopped import print_stop
+
+        print_stop(out_console(), record)
+    for other in others:
+        words = f"it had ended before; of run {other} no end is known: ctl stop {other}"
+        err_console().print(words, markup=False, soft_wrap=True)
+    # "ctl stop RUN && ..." must not go on to a host on which the run still holds something.
+    return ExitCode.UNEXPECTED if outcome.gpus_clean is False else ExitCode.OK

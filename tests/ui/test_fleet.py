@@ -1,0 +1,55 @@
+"""The table of several runs: the stage, how many samples of how many, and for how long, also on a narrow terminal."""
+
+from __future__ import annotations
+
+import pytest
+from support.recorded import START, Script, failing, finished, healthy, started, view_of
+
+from controller.ui.board import Snapshot
+from controller.ui.fleet import fleet_lines
+from controller.ui.glyphs import ASCII
+from controller.ui.keymap import UiState
+
+
+def loading() -> Script:
+    add = started()
+    add(73.1, "driver", "progress", done=0, total=1000, tokens=0, bytes=0, skipped=2, failed=0)
+    return add
+
+
+def rows(*scripts: Script, width: int, now: float) -> list[str]:
+    shots = [Snapshot(view=view_of(each.events), now=START + now, host_now=START + now) for each in scripts]
+    lines = fleet_lines(shots, UiState(opened=None), width, 20, ASCII)
+    assert all(line.cell_len <= width for line in lines)
+    return [line.plain.rstrip() for line in lines[2:]]
+
+
+@pytest.mark.parametrize(
+    ("script", "now", "words"),
+    [
+        (started, 75.0, ["load", "1 min 15 s", "for 1 s"]),
+        (loading, 265.2, ["load", "0 %", "0/1,000", "for 3 min 12 s"]),
+        (healthy, 641.2, ["capture", "41 %", "412/1,000", "1 min 20 s to last"]),
+        (finished, 900.0, ["succeeded", "100 %", "1,000/1,000"]),
+        (failing, 900.0, ["failed", "in load, 18 s"]),
+    ],
+)
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_a_row_says_where_a_run_is_and_how_far(script: object, now: float, words: list[str], width: int) -> None:
+    assert callable(script)
+    (row,) = rows(script(), width=width, now=now)
+    places = [row.find(word) for word in words]
+    assert -1 not in places, row
+    assert places == sorted(places), row
+
+
+def test_the_rate_has_room_on_a_wide_terminal() -> None:
+    (row,) = rows(healthy(), width=120, now=641.2)
+    assert row.endswith("5,371 tokens/s"), row
+    assert "1 min 20 s to last sample" in row
+
+
+def test_the_columns_of_rows_stand_below_each_other() -> None:
+    first, second = rows(loading(), healthy(), width=100, now=641.2)
+    assert first.index("0/1,000") == second.index("412/1,000")
+    assert first.index("for ") == second.index("1 min 20 s")
