@@ -10,7 +10,7 @@ from typing import Any
 from controller.core.errors import CtlError, RefusedError, RemoteFailed
 from controller.core.finding import size
 from controller.localdata import LocalData
-from controller.stages.base import HOST_ERROR, Context, host_error
+from controller.stages.base import HOST_ERROR, Context, host_error, refusals
 from controller.stages.sending import Meter
 from controller.transport.base import Process
 from remote_payload.host.framing import pack_frame
@@ -19,6 +19,9 @@ ANSWER_TIMEOUT_S = 600.0
 """For the receiver's last answer: it syncs all that was sent, perhaps to a network file system."""
 
 WRITE_TIMEOUT_S = 120.0
+DAMAGED = "data-damaged"
+"""The host's word that a file is not what was announced; nothing of it is kept there."""
+
 _ANSWER_MAX_BYTES = 1 << 24
 """16 MiB: the checksums of some 200,000 files."""
 
@@ -26,8 +29,8 @@ _ANSWER_MAX_BYTES = 1 << 24
 def run(ctx: Context, data: LocalData) -> str:
     """Make sure that the host has the data set, whole and verified, and return its path there.
 
-    Raises RemoteFailed (`data-no-room`, `data-disk-full`, `data-damaged`), ConnectionFailed, ConnectionLost;
-    RefusedError (`local-file-gone`) if a file here cannot be read any more.
+    Raises RemoteFailed (`data-no-room`, `data-disk-full`), ConnectionFailed, ConnectionLost;
+    RefusedError if a file here cannot be read any more (`local-file-gone`), or was written to since (`data-damaged`).
     """
     started = time.monotonic()
     ctx.emit("stage", name="data", status="started", text=f"{data.path.name}: {size(data.size)}")
@@ -77,7 +80,11 @@ def readable(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def read_answer(process: Process, verb: str) -> dict[str, Any]:
-    """Return one line of a receiver's conversation. Raises RemoteFailed with the host's own explanation."""
+    """Return one line of a receiver's conversation.
+
+    Raises RefusedError (`data-damaged`) if what arrived is not what was announced, most often because somebody wrote
+    to it meanwhile; RemoteFailed with the host's own explanation.
+    """
     line = b""
     while not line.endswith(b"\n") and len(line) < _ANSWER_MAX_BYTES:
         try:
@@ -89,6 +96,7 @@ def read_answer(process: Process, verb: str) -> dict[str, Any]:
         line += data
     if line.startswith(b'{"error"') or not line.endswith(b"\n"):
         code = process.wait(timeout=ANSWER_TIMEOUT_S)
-        raise host_error(verb, code or HOST_ERROR, line, process.stderr)
+        with refusals(DAMAGED.__eq__):
+            raise host_error(verb, code or HOST_ERROR, line, process.stderr)
     answer: dict[str, Any] = json.loads(line)
     return answer

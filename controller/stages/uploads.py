@@ -17,8 +17,8 @@ from remote_payload.host.framing import pack_frame
 def run(ctx: Context, files: LocalFiles) -> int:
     """Make sure that the host has the tree, and return the bytes sent.
 
-    Raises RemoteFailed (`upload-no-room`, `upload-disk-full`, `data-damaged`), ConnectionFailed, ConnectionLost;
-    RefusedError (`local-file-gone`) if a file here cannot be read any more.
+    Raises RemoteFailed (`upload-no-room`, `upload-disk-full`), ConnectionFailed, ConnectionLost;
+    RefusedError if a file here cannot be read any more (`local-file-gone`), or was written to since (`data-damaged`).
     """
     started = time.monotonic()
     what = f"{len(files.files)} files, {size(files.size)}"

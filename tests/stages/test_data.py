@@ -12,7 +12,7 @@ import pytest
 from support.local_transport import LocalTransport
 
 from controller.core.command import UploadSection
-from controller.core.errors import ConfigError, RemoteFailed
+from controller.core.errors import ConfigError, RefusedError
 from controller.core.model import Host
 from controller.localdata import LocalData, local_data
 from controller.localfiles import local_files
@@ -101,7 +101,7 @@ def test_a_file_that_changes_meanwhile_is_refused_and_leaves_nothing(tmp_path: P
     (tmp_path / "d.jsonl").write_text("a" * 100)
     found = make(tmp_path)
     (tmp_path / "d.jsonl").write_text("b" * 100)
-    with pytest.raises(RemoteFailed) as caught:
+    with pytest.raises(RefusedError) as caught:
         data.run(ctx, found)
     assert caught.value.code == "data-damaged"
     assert list((tmp_path / "work" / "data" / found.digest).iterdir()) == []
@@ -111,7 +111,7 @@ def test_names_that_lead_out_are_refused(tmp_path: Path, ctx: Context) -> None:
     (tmp_path / "d.jsonl").write_text("{}")
     entry = {"path": "../../evil", "size": 2, "sha256": "0" * 64}
     found = LocalData(path=tmp_path / "d.jsonl", files=(entry,), digest="0" * 64)
-    with pytest.raises(RemoteFailed) as caught:
+    with pytest.raises(RefusedError) as caught:
         data.run(ctx, found)
     assert caught.value.code == "data-damaged"
 
