@@ -14,6 +14,7 @@ from controller.core.errors import ExitCode, UsageError
 from controller.core.loglines import Place, Selection
 from controller.core.logs import parse_line
 from controller.core.tracebacks import range_text
+from controller.gone import RUN_GONE
 from controller.logreader import LogReader
 from controller.run import Run
 from controller.runfolder import ALREADY_WATCHED, find_run, list_runs
@@ -56,7 +57,7 @@ def logs(run_id: str | None, host: str | None, wanted: Wanted) -> ExitCode:
                 _tell_ranks(run, wanted.selection.rank)
             return code
         if not run.ended:
-            lookup.copy_what_is_new(run)
+            _copy_or_say(run)
         if wanted.problem:
             place, lines = diagnosis.problem_lines(run.folder)
             err_console().print(cleaned(place), soft_wrap=True)
@@ -64,6 +65,16 @@ def logs(run_id: str | None, host: str | None, wanted: Wanted) -> ExitCode:
         elif not _write(_held(LogReader(run.folder), wanted)):
             _tell_ranks(run, wanted.selection.rank)
     return ExitCode.OK
+
+
+def _copy_or_say(run: Run) -> None:
+    """Copy what is new; where the host has nothing of the run any more, say so: what is here is all there is."""
+    try:
+        lookup.copy_what_is_new(run)
+    except UsageError as error:
+        if error.code != RUN_GONE:
+            raise
+        err_console().print(cleaned(f"{error.what}: this is what was copied before"), soft_wrap=True)
 
 
 def _tell_ranks(run: Run, rank: int | None) -> None:

@@ -120,7 +120,12 @@ def test_prune_shows_asks_deletes_and_looks_again(project: Project) -> None:
     assert project.json("summary", run_id)["run_id"] == run_id  # the copy here is whole
     attached = project.ctl("attach", run_id, "--progress", "plain")
     assert attached.returncode == 0, attached.stderr
-    assert "has deleted its folder of the run" in attached.stderr
+    assert "has no folder of the run any more" in attached.stderr
+    # Nothing is left to be stopped, as of every run that has ended: no failure of the command.
+    stopped = project.json("stop", run_id)
+    assert (stopped["state"], stopped["end_reason"], stopped["killed"]) == ("finished", "succeeded", [])
+    assert "has deleted its folder since" in stopped["message"]
+    assert project.json("stacks", run_id, code=2)["error"]["code"] == "run-ended"
 
 
 def test_logs_are_selected_by_line(project: Project, spoken: str) -> None:
