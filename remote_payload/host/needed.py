@@ -26,7 +26,7 @@ from remote_payload.host.layout import (
     RunPaths,
 )
 from remote_payload.host.lease import lease_folder, list_leases
-from remote_payload.host.listing import Fingerprint, snapshot
+from remote_payload.host.listing import Fingerprint, is_emptied, snapshot
 from remote_payload.host.liveness import judge, read_readings, user_name
 from remote_payload.host.protocol import Liveness, RunState
 from remote_payload.host.ps import Standing, judge_run
@@ -73,7 +73,7 @@ class Contents(NamedTuple):
 
 def read_contents(place: Place) -> Contents:
     """List an open run folder. Raises Refused if the tree is moved meanwhile, OSError."""
-    listing, found = snapshot(place)
+    listing, found, _ = snapshot(place)
     status = os.fstat(place.folder)
     why = listing["problems"][0]["what"] if listing["problems"] else None
     if status.st_uid != os.geteuid():
@@ -166,7 +166,7 @@ class Needs:
                 os.stat(path)
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            if _names(path) == [OWNER_MARKER]:
+            if is_emptied(path):
                 continue  # emptied by ctl: whoever writes next claims it, whatever is known of the run that was there
             if (read_json(os.path.join(path, OWNER_MARKER)) or {}).get("run_id") == run_id:
                 return "%s is marked as its output, and is judged by its records until it is cleared" % path

@@ -223,7 +223,7 @@ def _delete(layout: Layout, name: str, confirmed: Contents) -> None:
     Raises HostError, Refused, OSError.
     """
     with _opened(layout, name) as place:
-        done = delete(place, confirmed.entries, spared="")
+        done = delete(place, confirmed.entries, spared=())
         left = [*done.failures, *("%r appeared or changed meanwhile" % name for name in done.newcomers)]
         if left:
             raise HostError("prune-incomplete", "%d entries stay" % len(left), "; ".join(left[:5]))

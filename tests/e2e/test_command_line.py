@@ -71,6 +71,15 @@ def test_clear_shows_asks_deletes_and_looks_again(project: Project) -> None:
     cleared = project.json("clear", "output/old", "--host", "demo", "--yes")
     assert (cleared["entries"], cleared["deleted_entries"], cleared["remaining"]) == (1, 1, 0)
     assert [path.name for path in folder.iterdir()] == [".ctl-owner.json"]
+    (folder / ".ctl-owner.json").write_text(json.dumps({**marker, "kind": "extract"}))
+    for name in ("hs_0.safetensors", "notes.txt"):
+        (folder / name).write_bytes(b"x" * 10)
+    spared = project.json("clear", "output/old", "--host", "demo", "--yes")
+    assert (spared["deleted_entries"], spared["not_ours"]["names"]) == (1, ["notes.txt"])
+    assert sorted(path.name for path in folder.iterdir()) == [".ctl-owner.json", "notes.txt"]
+    again = project.ctl("clear", "output/old", "--host", "demo", "--yes")
+    assert "holds nothing of ctl's" in again.stdout
+    assert "notes.txt" in again.stdout
     outside = project.json("clear", "/etc/ssh", "--host", "demo", "--yes", code=2)
     assert outside["error"]["code"] == "output-outside-roots"
 
