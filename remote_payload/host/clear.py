@@ -17,7 +17,7 @@ from typing import Any, Container, Dict, List, NamedTuple, Optional
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import write_all
 from remote_payload.host.guard import Place, Refused, open_output
-from remote_payload.host.layout import OWNER_MARKER, check_run_id
+from remote_payload.host.layout import OWNER_MARKER, WRITING_KINDS, check_run_id
 from remote_payload.host.listing import Fingerprint, Listing, Visit, read_marker, snapshot, walk
 from remote_payload.host.liveness import user_name
 from remote_payload.host.protocol import WIRE, EndReason, OwnedOutput, Stale
@@ -91,6 +91,7 @@ def clear(output: OwnedOutput, run_id: str, workdir: Optional[str] = None) -> Di
         if stale is Stale.QUARANTINE:
             report["quarantined_to"] = os.path.join(os.path.dirname(path), _quarantine(place, path, run_id))
         else:
+            _note_kind(place.folder, listing, run_id)
             done = delete(place, found, {OWNER_MARKER, *kept})
             report["deleted_entries"], report["deleted_bytes"] = done.entries, done.bytes
             _require_complete(path, done)
@@ -102,6 +103,13 @@ def clear(output: OwnedOutput, run_id: str, workdir: Optional[str] = None) -> Di
         raise ClearFailed("output-io", "%s could not be cleared" % path, str(error)) from error
     finally:
         place.close()
+
+
+def _note_kind(folder: int, listing: Listing, run_id: str) -> None:
+    """Note in the marker of an earlier version what its manifest says, which is about to go: whose the rest is."""
+    marker = listing["marker"]
+    if marker is not None and not marker.get("kind") and listing["manifest"] is not None:
+        _write_marker(folder, {**marker, "kind": WRITING_KINDS[0]}, run_id)
 
 
 def claim(output: OwnedOutput, run_id: str, kind: Optional[str] = None) -> Dict[str, Any]:
