@@ -11,7 +11,7 @@ from controller.core.finding import some
 from controller.core.model import Host, Playbook
 from controller.core.values import LOCAL
 from remote_payload.host.layout import Layout
-from remote_payload.host.protocol import OwnedOutput
+from remote_payload.host.protocol import OwnedOutput, Stale, Step
 
 MIN_DEPTH = 2
 """Folders from the root of the file system: a root such as / must never make /home an output."""
@@ -69,6 +69,19 @@ def owned_output(
         "entries": 0,
         "bytes": 0,
     }
+
+
+def output_step(outputs: Sequence[OwnedOutput], *, seen: bool = False) -> Step:
+    """Return the step that makes the outputs ready: `clear` where something may go, else `claim`.
+
+    `seen`: preflight has listed them, so that an empty one has nothing to be cleared. Of what is resumed only the job
+    takes something away.
+    """
+    if seen:
+        clears = any(output["entries"] and output["stale"] != Stale.RESUME.value for output in outputs)
+    else:
+        clears = any(output["stale"] in (Stale.CLEAR.value, Stale.QUARANTINE.value) for output in outputs)
+    return {"name": "clear" if clears else "claim", "kind": "clear"}
 
 
 def _check_not_ours_to_clear(path: str, host: Host, reads: Sequence[str], where: str) -> None:
