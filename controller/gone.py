@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from controller.core.errors import RemoteFailed, UsageError
+from controller.core.errors import LaunchUnknown, RemoteFailed, UsageError
 from controller.recorded import events
 from controller.runfolder import RunFolder
 from controller.stages.stop import StopOutcome
@@ -46,13 +46,22 @@ def noticed() -> Iterator[None]:
 
 
 def last_word(folder: RunFolder, host: str) -> LastWord:
-    """Return how the run ended. Raises UsageError (`run-gone`) where its end was never seen here."""
+    """Return how the run ended.
+
+    Raises UsageError (`run-gone`) where its end was never seen here, LaunchUnknown where its launch was not either.
+    """
     result = folder.read("result.json")
     if result is not None:
         clean = True if result.get("gpus_clean") is True else "unknown"
         return LastWord(state=RunState.FINISHED.value, end_reason=str(result["end_reason"]), gpus_clean=clean)
     if _was_lost(folder):
         return LastWord(state=RunState.LOST.value, end_reason=None, gpus_clean="unknown")
+    if (folder.read("local.json") or {}).get("status") == "unknown" and folder.read("run.json") is None:
+        raise LaunchUnknown(
+            f"{host} has no folder of run {folder.run_id}",
+            why="its launch could not be confirmed, and has not arrived there so far",
+            fix=f"look again in a minute, `ctl attach {folder.run_id}`; if there is still none, start a new one",
+        )
     raise UsageError(
         f"{host} has no folder of run {folder.run_id}",
         why="its end was not seen here; the folder was deleted there, or the host's `workdir` is another than it was",

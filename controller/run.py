@@ -282,7 +282,7 @@ class Run:
     def stop(self, *, grace_s: float = stop_stage.DEFAULT_GRACE_S) -> stop_stage.StopOutcome:
         """Stop the run on the host: TERM, grace, KILL, proof; one that is over is left as it is, and says so.
 
-        Raises RemoteFailed, ConnectionLost, UsageError (`run-gone`).
+        Raises RemoteFailed, ConnectionLost, UsageError (`run-gone`), LaunchUnknown.
         """
         try:
             with gone.noticed():

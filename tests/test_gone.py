@@ -11,7 +11,7 @@ import pytest
 from support.stubhost import PAYLOAD, StubHost
 
 from controller import commandverbs, lookup, reading, reporting
-from controller.core.errors import ExitCode, JobFailed, UsageError
+from controller.core.errors import ExitCode, JobFailed, LaunchUnknown, UsageError
 from controller.core.loglines import Selection
 from controller.run import Run
 from controller.runfolder import RunFolder
@@ -72,6 +72,15 @@ def test_of_one_whose_end_was_not_seen_nothing_is_made_up(run: Run, verb: Any) -
         verb(run)
     assert (caught.value.code, caught.value.exit_code) == ("run-gone", ExitCode.USAGE)
     assert f"`ctl logs {RUN}`" in caught.value.fix
+
+
+def test_one_whose_launch_was_not_confirmed_may_still_come(run: Run) -> None:
+    (run.folder.path / "run.json").unlink()
+    run.folder.write_local(status="unknown")
+    for verb in (run.stop, run.watch):
+        with pytest.raises(LaunchUnknown, match="has not arrived there so far") as caught:
+            verb()
+        assert caught.value.exit_code is ExitCode.UNKNOWN
 
 
 def test_what_was_copied_of_it_can_still_be_read(
