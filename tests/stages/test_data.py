@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pytest
 from support.local_transport import LocalTransport
@@ -20,6 +20,7 @@ from controller.payload import load_payload
 from controller.stages import data, push, uploads
 from controller.stages.base import Context
 from controller.stages.sending import Meter
+from controller.transport.base import Process
 
 BYTES = 5 << 20
 
@@ -147,3 +148,16 @@ def test_what_a_killed_push_left_is_swept_after_a_day(tmp_path: Path, ctx: Conte
     uploads.run(ctx, local_files([UploadSection(path="d.jsonl")], tmp_path, "job.toml"))
     assert [path for path in old if path.exists()] == []
     assert [path for path in kept if not path.exists()] == []
+
+
+def test_two_answers_in_one_piece_are_two() -> None:
+    """As they come from a loaded host that misses nothing, and so waits for nothing in between."""
+
+    class Told:
+        pieces: ClassVar[list[bytes]] = [b'{"missing": [', b']}\n{"path": "/x"}\n']
+
+        def read(self, *, timeout: float) -> bytes:
+            return self.pieces.pop(0)
+
+    answers = data.Answers(cast("Process", Told()), "uploads")
+    assert [answers.take(), answers.take()] == [{"missing": []}, {"path": "/x"}]
