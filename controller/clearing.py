@@ -89,6 +89,7 @@ def _document(host: str, folder: Folder) -> dict[str, Any]:
         "digest": listing["digest"],
         "marker": listing["marker"],
         "examples": listing["examples"],
+        "not_ours": listing["not_ours"],
         "deleted_entries": 0,
         "deleted_bytes": 0,
         "remaining": listing["entries"],

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from controller import gone
 from controller.core import planner
 from controller.core.commandplan import make_playbook_command_plan
 from controller.core.errors import ExitCode, UsageError
@@ -118,19 +119,32 @@ def plan_convert(
 
 
 def stacks(run: Run) -> dict[str, Any]:
-    """Return {"processes": [{"pid", "rank", "process", "stacks" or "error"}]} of a living run's Python processes."""
+    """Return {"processes": [{"pid", "rank", "process", "stacks" or "error"}]} of a living run's Python processes.
+
+    Raises UsageError for a run that has ended (`run-ended`), or of which nothing is known any more (`run-gone`).
+    """
     ctx = run.context
-    return ctx.call_json("stacks", {"workdir": ctx.host["workdir"], "run_id": run.id}, timeout=STACKS_TIMEOUT_S)
+    request = {"workdir": ctx.host["workdir"], "run_id": run.id}
+    try:
+        with gone.noticed():
+            return ctx.call_json("stacks", request, timeout=STACKS_TIMEOUT_S)
+    except gone.RunPruned:
+        gone.last_word(run.folder, run.host)
+        raise _has_ended(run) from None
+
+
+def _has_ended(run: Run) -> UsageError:
+    return UsageError(
+        f"run {run.id} has ended", why="stacks are those of living processes",
+        fix=f"see how it ended with `ctl summary {run.id}`", code="run-ended",
+    )  # fmt: skip
 
 
 def show_stacks(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
     """Print the stacks of a run's processes."""
     with open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
         if run.ended:
-            raise UsageError(
-                f"run {run.id} has ended", why="stacks are those of living processes",
-                fix=f"see how it ended with `ctl summary {run.id}`", code="run-ended",
-            )  # fmt: skip
+            raise _has_ended(run)
         found = stacks(run)["processes"]
     if as_json:
         print(json.dumps({"schema_version": 1, "run_id": run.id, "processes": found}, indent=1))

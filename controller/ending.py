@@ -12,6 +12,7 @@ from controller.run import Run, exit_code
 from controller.runfolder import RunFolder, last_run
 from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json
 from controller.workspace import load_workspace
+from remote_payload.host.protocol import RunState
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,10 +98,11 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
             lookup.copy_what_is_new(run)
         document = run.summary
         if document is None:
+            lost = run.state == RunState.LOST.value
             raise UsageError(
-                f"run {run.id} has no summary yet",
+                f"run {run.id} has no summary" + ("" if lost else " yet"),
                 why=f"it is {run.state}",
-                fix=f"watch it with `ctl attach {run.id}`",
+                fix=f"see what it wrote: `ctl logs {run.id}`" if lost else f"watch it with `ctl attach {run.id}`",
                 code="no-summary",
             )
     if as_json:

@@ -23,7 +23,7 @@ def prune(
 
     Raises UsageError, RefusedError (nothing was deleted), RemoteFailed (`prune-incomplete`: not all of it was).
     """
-    from controller.ui.pruned import print_prunable, print_pruned
+    from controller.ui.pruned import folders_text, print_prunable, print_pruned
 
     if older_than is None and keep is None:
         raise UsageError(
@@ -45,10 +45,10 @@ def prune(
         if only_shown:
             return _answer(_document(target.name, wanted, shown), as_json=as_json)
         if not yes:
-            count, size = len(shown["runs"]), sum(row["bytes"] for row in shown["runs"])
+            amount = folders_text(shown["runs"])
             require_yes(
-                f"delete the folders of {count} {'run' if count == 1 else 'runs'} ({size:,} bytes) on {target.name}?",
-                unattended=f"{count} run folders on {target.name} would go, and nobody is there to confirm",
+                f"delete {amount} on {target.name}?",
+                unattended=f"{amount} would go on {target.name}, and nobody is there to confirm",
                 fix="add `--yes` to delete exactly what is listed",
                 declined="nothing was deleted",
             )
@@ -84,6 +84,8 @@ def _document(host: str, wanted: stage.Wanted, shown: Mapping[str, Any]) -> dict
         "older_than_s": wanted.older_than_s,
         "keep": wanted.keep,
         "runs": shown["runs"],
+        "entries": sum(row["entries"] for row in shown["runs"]),
+        "bytes": sum(row["bytes"] for row in shown["runs"]),
         "kept": shown["kept"],
         "deleted": [],
         "deleted_entries": 0,

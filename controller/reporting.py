@@ -17,6 +17,7 @@ from controller.core.errors import ConnectionFailed, ConnectionLost, ExitCode, U
 from controller.core.ledger import Fate
 from controller.core.repeat import repeat_text
 from controller.core.runview import Status
+from controller.gone import RUN_GONE
 from controller.runfolder import RunFolder, find_run
 from controller.ui.clean import clean
 from controller.ui.report import Report, page
@@ -62,7 +63,9 @@ def _up_to_date(run_id: str | None, host: str | None) -> tuple[RunFolder, str]:
     with lookup.open_run(workspace, run_id, host, ask=ask_yes_no) as run:
         try:
             run.refresh()
-        except (ConnectionFailed, ConnectionLost) as error:
+        except (ConnectionFailed, ConnectionLost, UsageError) as error:
+            if isinstance(error, UsageError) and error.code != RUN_GONE:
+                raise
             err_console().print(Text(clean(f"{error.what}: the report shows what was copied before")))
         return run.folder, run.state
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
+from controller import gone
 from controller.afterwards import Afterwards, run_hook
-from controller.core.errors import CtlError, ExitCode, JobFailed, JobStopped, RefusedError, RemoteFailed, UsageError
+from controller.core.errors import CtlError, ExitCode, JobFailed, JobStopped, RefusedError, UsageError
 from controller.core.events import Event
 from controller.core.usage import usage
 from controller.diagnosis import view_of, with_triage
@@ -221,25 +222,20 @@ class Run:
 
     def _follow(self, patience_s: float, *, follow: bool) -> watch_stage.WatchOutcome:
         try:
-            return watch_stage.run(
-                self._context,
-                self.id,
-                self._folder.mirror,
-                on_event=self._event,
-                on_log=self._log,
-                patience_s=patience_s,
-                follow=follow,
-            )
-        except RemoteFailed as error:
-            result = self._folder.read("result.json")
-            if error.code != "no-such-run" or result is None:
-                raise
-            # `ctl prune` deletes there only what is whole here.
-            text = f"{self.host} has deleted its folder of the run: this is the copy that is here"
-            self._recorder("notice", level="info", code="run-pruned", text=text)
-            return watch_stage.WatchOutcome(
-                ended=True, state="finished", end_reason=result["end_reason"], reconnects=0
-            )
+            with gone.noticed():
+                return watch_stage.run(
+                    self._context,
+                    self.id,
+                    self._folder.mirror,
+                    on_event=self._event,
+                    on_log=self._log,
+                    patience_s=patience_s,
+                    follow=follow,
+                )
+        except gone.RunPruned:
+            word = gone.last_word(self._folder, self.host)
+            self._recorder("notice", level="info", code="run-pruned", text=f"{self.host} {gone.PRUNED}")
+            return watch_stage.WatchOutcome(ended=True, state=word.state, end_reason=word.end_reason, reconnects=0)
 
     def wait(self, timeout: float | None = None) -> Run:
         """Watch until the run has ended, and return self; in a notebook it is shown while it goes on.
@@ -287,8 +283,15 @@ class Run:
     def stop(
         self, *, grace_s: float = stop_stage.DEFAULT_GRACE_S, telling: stop_stage.Telling | None = None
     ) -> stop_stage.StopOutcome:
-        """Stop the run on the host: TERM, grace, KILL, proof. `telling` is told how far it is."""
-        return stop_stage.run(self._context, self.id, grace_s=grace_s, telling=telling)
+        """Stop the run on the host: TERM, grace, KILL, proof; one that is over is left as it is, and says so.
+
+        `telling` is told how far it is. Raises RemoteFailed, ConnectionLost, UsageError (`run-gone`), LaunchUnknown.
+        """
+        try:
+            with gone.noticed():
+                return stop_stage.run(self._context, self.id, grace_s=grace_s, telling=telling)
+        except gone.RunPruned:
+            return gone.stopped(self._folder, self.host)
 
     def error(self) -> CtlError | None:
         """Return what an unsuccessful end means as an error, None for a success or while it runs."""

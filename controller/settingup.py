@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from controller.core.config import REQUIRED
-from controller.core.errors import ConfigError, UsageError
+from controller.core.errors import ConfigError, RefusedError, UsageError
 from controller.core.playbook import parse_playbook
 from controller.core.templates import NewHost, host_table, hosts_file, playbook_file, split_address
 from controller.core.tomltext import parse
@@ -106,7 +106,7 @@ def add_host(host: NewHost, *, own_file: bool, dry_run: bool) -> tuple[Path, str
     """Append a host to the project's hosts.toml (or to your own); return the path and the text that was added.
 
     Everything else in the file stays byte for byte. Raises UsageError if there is such a host already, ConfigError
-    if it would not be valid; then nothing is written.
+    if it would not be valid, RefusedError if somebody else wrote to the file meanwhile; then nothing is written.
     """
     workspace = load_workspace()
     path = user_file() if own_file else workspace.project or workspace.cwd / "hosts.toml"
@@ -208,7 +208,10 @@ def _append(path: Path, before: bytes, added: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as stream:
         if stream.tell() != len(before):
-            raise UsageError(f"{path} was changed by somebody else meanwhile", fix="run the command again")
+            raise RefusedError(
+                f"{path} was changed by somebody else meanwhile", why="nothing was written to it",
+                fix="run the command again", code="file-changed",
+            )  # fmt: skip
         try:
             stream.write(added)
             stream.flush()

@@ -67,6 +67,15 @@ def test_the_question_names_the_host_and_the_run_that_wrote(
     assert loss_question("gpu1", {**OUTPUT, "stale": stale}, listing) == question
 
 
+@pytest.mark.parametrize(
+    ("stale", "fate"), [("clear", "left alone"), ("quarantine", "moved with them"), ("resume", "left alone")]
+)
+def test_the_question_says_what_becomes_of_what_is_not_ctls(stale: str, fate: str) -> None:
+    listing = {"marker": {"run_id": "R1"}, "not_ours": {"entries": 1, "bytes": 9, "names": ["notes.txt"]}}
+    question = loss_question("gpu1", {**OUTPUT, "stale": stale}, listing)
+    assert question.endswith(f"; 1 entry that is not ctl's: notes.txt, {fate}?")
+
+
 def test_a_command_without_stale_offers_none() -> None:
     question = loss_question("gpu1", {**OUTPUT, "stale": "clear"}, {"marker": {"run_id": "R1"}}, keepable=False)
     assert question == "delete 2 entries of /data/out on host gpu1, written by run R1?"

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from controller import settingup
+from controller.core.errors import ExitCode, RefusedError
+
 REPOSITORY = Path(__file__).parents[1]
 
 ANSWERS = (
@@ -145,6 +148,15 @@ def test_a_host_that_cannot_be_added_leaves_the_file_alone(tmp_path: Path, words
     assert done.returncode == 2
     assert said in done.stderr
     assert (tmp_path / "hosts.toml").read_bytes() == BEFORE
+
+
+def test_a_file_that_somebody_writes_to_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.toml"
+    file.write_bytes(BEFORE + b"# another window\n")
+    with pytest.raises(RefusedError) as caught:
+        settingup._append(file, BEFORE, b"[hosts.b]\n")
+    assert (caught.value.code, caught.value.exit_code) == ("file-changed", ExitCode.REFUSED)
+    assert file.read_bytes() == BEFORE + b"# another window\n"
 
 
 def test_a_dry_run_prints_what_would_be_added(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from controller.core.finding import Finding, failed, passed, section, size, some, warned
+from controller.core.outputs import not_ours_text
 from remote_payload.host.layout import OWNER_MARKER
 from remote_payload.host.protocol import OwnedOutput, Plan, Stale
 
@@ -34,6 +35,8 @@ def check_outputs(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
             )
         elif listing["entries"]:
             yield _stale(listing, report, plan)
+        elif strange := not_ours_text(listing):
+            yield passed("output", f"{listing['path']} holds nothing of ctl's; {_stays(listing, strange)}")
         else:
             state = "is empty" if listing["exists"] else "does not exist yet"
             yield passed("output", f"{listing['path']} {state}")
@@ -93,26 +96,29 @@ def _going_on(plan: Plan) -> str:
 
 def _stale(listing: Mapping[str, Any], report: Mapping[str, Any], plan: Plan) -> Finding:
     path, stale = listing["path"], Stale(listing["stale"])
+    strange = not_ours_text(listing)
+    beside = f"; {_stays(listing, strange)}" if strange else ""
     if stale is Stale.FAIL:
         return failed(
             "output-stale",
-            f"{path} holds {_amount(listing)} of an earlier run",
+            f"{path} holds {_amount(listing)} of an earlier run{beside}",
             why=f"{_whose(listing, report)}; {_examples(listing)}",
             fix=f"add {_going_on(plan)}`--stale clear` to delete them, `--stale quarantine` to move them",
         )
-    others = listing.get("others") or []
+    # Where nothing says what job wrote there, a name that no extraction has may be that job's, or somebody's.
+    others = [] if (listing["marker"] or {}).get("kind") else listing.get("others") or []
     if stale is Stale.CLEAR:
-        strange = f", also what no extraction writes: {some(others)}" if others else ""
+        also = f", also what no extraction writes: {some(others)}" if others else ""
         return warned(
             "output-clear",
-            f"{_amount(listing)} in {path} will be deleted{strange}",
+            f"{_amount(listing)} in {path} will be deleted{also}{beside}",
             why=f"{_whose(listing, report)}; {_examples(listing)}",
             fix="to keep them: `--stale quarantine`",
         )
     if stale is Stale.QUARANTINE:
         return warned(
             "output-quarantine",
-            f"{_amount(listing)} in {path} will be moved to {path}.quarantine-{plan['run_id']}",
+            f"{_amount(listing)} in {path} will be moved to {path}.quarantine-{plan['run_id']}{beside}",
             why=f"{_whose(listing, report)}; {_examples(listing)}",
             fix=f"later, to free the space: `rm -r {shlex.quote(path)}.quarantine-{plan['run_id']}`",
         )
@@ -126,7 +132,8 @@ def _stale(listing: Mapping[str, Any], report: Mapping[str, Any], plan: Plan) ->
         )
     return passed(
         "output-resume",
-        f"{path} holds {_amount(listing)}: good samples stay, bad ones go to {path}.quarantine-{plan['run_id']}",
+        f"{path} holds {_amount(listing)}: good samples stay, bad ones go to {path}.quarantine-{plan['run_id']}"
+        + beside,
     )
 
 
@@ -145,6 +152,12 @@ def _other_kind(listing: Mapping[str, Any], plan: Plan) -> list[str]:
         for key in wanted
         if found.get(key) != wanted[key]
     ]
+
+
+def _stays(listing: Mapping[str, Any], strange: str) -> str:
+    """Say what becomes of what is not ours: a quarantine renames the folder, and has something to rename it for."""
+    moved = listing["stale"] == Stale.QUARANTINE.value and listing["entries"]
+    return f"{strange} ({'moved with it' if moved else 'left alone'})"
 
 
 def _amount(listing: Mapping[str, Any]) -> str:

@@ -34,8 +34,8 @@ def check_source(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
         yield failed(
             "source-unknown",
             f"run {run_id} is not on host {plan['host']['name']}",
-            why="its run folder is not in the workdir, so nothing tells which samples it wrote",
-            fix="name the host that made it with `--host`; `ctl ps --host HOST` lists a host's runs",
+            why="its run folder is not in the workdir, or not any more: nothing tells which samples it wrote",
+            fix="if another host made it, name that with `--host`; if `ctl prune` deleted it, extract them anew",
         )
     elif not found["over"]:
         yield failed(

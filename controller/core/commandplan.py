@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from controller.core.command import CommandPlaybook
 from controller.core.errors import ConfigError
 from controller.core.model import Host
-from controller.core.outputs import owned_output
+from controller.core.outputs import output_step, owned_output
 from controller.core.planner import envelope
 from controller.core.redaction import is_secret, refuse_secrets, split_env
 from remote_payload.host.layout import Layout
@@ -80,7 +80,7 @@ def make_playbook_command_plan(
     if playbook.uploads:
         steps.append({"name": "place", "kind": "place"})
     if outputs:
-        steps.append({"name": "clear", "kind": "clear"})
+        steps.append(output_step(outputs))
     steps.append({"name": "command", "kind": "exec", "argv": argv})
     if survey is not None:
         verify = [words.python, "-m", "remote_payload.survey"]

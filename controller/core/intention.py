@@ -31,6 +31,14 @@ _FATES = {
     Stale.RESUME: "each file is proved: good ones are kept, bad ones moved aside, missing ones written",
 }
 
+_DOES = {
+    "recheck": "looks under the lease that the GPUs are still free",
+    "place": "puts a fresh copy of what was uploaded into the run's folder",
+    "clear": "deletes or moves what is in the output, if anything is, as shown and confirmed; marks it as this run's",
+    "claim": "marks the output as this run's; deletes nothing",
+}
+"""Steps of the host's own, by name."""
+
 _COMMAND_FIELDS: tuple[CommandField, ...] = ("upload", "container", "watched", "tracebacks", "survey")
 
 _MOVING = (Stale.QUARANTINE.value, Stale.RESUME.value)
@@ -139,7 +147,7 @@ def _sections(document: dict[str, Any]) -> list[dict[str, Any]]:
         "Upload": [("payload", _upload_text(upload)), ("to", upload["to"]), *_data_rows(document["data"])],
         "Capture": _capture_rows(capture, document["data"]) if capture else [],
         "Command": _command_rows(document),
-        "Steps": [(step["name"], shlex.join(step["argv"]) if "argv" in step else "") for step in document["steps"]],
+        "Steps": [(step["name"], _step_text(step)) for step in document["steps"]],
         "Environment": list(document["environment"].items()),
         "Output": [(output["path"], _FATES[Stale(output["stale"])]) for output in document["outputs"]],
         "Limits": [
@@ -148,6 +156,10 @@ def _sections(document: dict[str, Any]) -> list[dict[str, Any]]:
         ],
     }
     return [{"title": title, "rows": [list(row) for row in rows]} for title, rows in sections.items() if rows]
+
+
+def _step_text(step: Mapping[str, Any]) -> str:
+    return shlex.join(step["argv"]) if "argv" in step else _DOES.get(step["name"], "")
 
 
 def _command_rows(document: dict[str, Any]) -> list[tuple[str, str]]:

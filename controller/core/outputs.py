@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from controller.core.errors import ConfigError
+from controller.core.finding import some
 from controller.core.model import Host, Playbook
 from controller.core.values import LOCAL
 from remote_payload.host.layout import Layout
-from remote_payload.host.protocol import OwnedOutput
+from remote_payload.host.protocol import OwnedOutput, Stale, Step
 
 MIN_DEPTH = 2
 """Folders from the root of the file system: a root such as / must never make /home an output."""
+
+
+def not_ours_text(listing: Mapping[str, Any]) -> str:
+    """Return `3 entries that are not ctl's: notes.txt, plots/` of an output's listing; "" if there are none.
+
+    They are in no other figure of the listing, since nothing deletes them.
+    """
+    found = listing.get("not_ours") or {}
+    count = int(found.get("entries") or 0)
+    if not count:
+        return ""
+    nouns = "entry that is" if count == 1 else "entries that are"
+    return f"{count:,} {nouns} not ctl's: {some(list(found.get('names') or ()))}"
 
 
 def planned_output(host: Host, playbook: Playbook, *, adopt: bool, by_flag: bool = False) -> OwnedOutput:
@@ -54,6 +69,19 @@ def owned_output(
         "entries": 0,
         "bytes": 0,
     }
+
+
+def output_step(outputs: Sequence[OwnedOutput], *, seen: bool = False) -> Step:
+    """Return the step that makes the outputs ready: `clear` where something may go, else `claim`.
+
+    `seen`: preflight has listed them, so that an empty one has nothing to be cleared. Of what is resumed only the job
+    takes something away.
+    """
+    if seen:
+        clears = any(output["entries"] and output["stale"] != Stale.RESUME.value for output in outputs)
+    else:
+        clears = any(output["stale"] in (Stale.CLEAR.value, Stale.QUARANTINE.value) for output in outputs)
+    return {"name": "clear" if clears else "claim", "kind": "clear"}
 
 
 def _check_not_ours_to_clear(path: str, host: Host, reads: Sequence[str], where: str) -> None:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from controller.core.boundaries import resolve_boundaries
 from controller.core.errors import ConfigError, UsageError
 from controller.core.model import DEFAULT_LOG_CAP, Host, Overrides, Playbook
-from controller.core.outputs import owned_output, planned_output
+from controller.core.outputs import output_step, owned_output, planned_output
 from controller.core.playbook import override
 from controller.core.redaction import refuse_secrets, split_env
 from controller.core.runview import kind_word
@@ -81,7 +81,7 @@ def make_plan(
         "steps": [
             {"name": "recheck", "kind": "recheck"},
             *([] if playbook.rehearse.mode == "never" else [_rehearse_step(host)]),
-            {"name": "clear", "kind": "clear"},
+            output_step([output]),
             {"name": "extract", "kind": "exec", "argv": [host.python, "-m", "remote_payload.extract.engine"]},
             {"name": "verify", "kind": "verify", "argv": [host.python, "-m", "remote_payload.extract.summarize"]},
         ],
@@ -237,7 +237,7 @@ def make_convert_plan(
         "kind": "convert",
         "name": f"convert to {to}",
         "steps": [
-            {"name": "clear", "kind": "clear"},
+            output_step([owned]),
             {"name": "convert", "kind": "exec", "argv": argv},
             {"name": "verify", "kind": "verify", "argv": [*argv, "--verify"]},
         ],
@@ -259,6 +259,8 @@ def with_preflight(
 ) -> Plan:
     """Return the plan with what preflight saw in the outputs (digest, entries, bytes), and its timings in seconds.
 
+    The step that makes the outputs ready is called `claim` from then on if there is nothing to be cleared.
+
     `allowed` are the codes of failures that somebody allowed by name; the run's summary repeats them.
 
     Raises ValueError if these are not the plan's own outputs: what may be cleared never widens after planning.
@@ -269,6 +271,8 @@ def with_preflight(
         raise ValueError("preflight reports other outputs than the plan owns")
     updated = copy.deepcopy(plan)
     updated["job"]["outputs"] = [copy.deepcopy(output) for output in outputs]
+    ready = output_step(outputs, seen=True)
+    updated["job"]["steps"] = [ready if step["kind"] == "clear" else step for step in updated["job"]["steps"]]
     updated["timings"] = {**plan["timings"], **timings}
     updated["allowed"] = list(allowed)
     return updated

@@ -6,11 +6,12 @@ import json
 import posixpath
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from controller.core.errors import ConnectionLost, CtlError, RemoteFailed
+from controller.core.errors import ConnectionLost, CtlError, RefusedError, RemoteFailed
 from controller.transport.base import Process, Transport
 from remote_payload.host.framing import pack_frame
 from remote_payload.host.layout import Layout
@@ -154,6 +155,17 @@ def host_error(verb: str, code: int, stdout: bytes, stderr: bytes) -> CtlError:
         why=tail,
         fix="check `bootstrap_python` in hosts.toml: it must be Python 3.9 or newer",
     )
+
+
+@contextmanager
+def refusals(is_refusal: Callable[[str], bool]) -> Iterator[None]:
+    """Raise as a RefusedError what the host calls a refusal by its code: it looked once more, and said no."""
+    try:
+        yield
+    except RemoteFailed as error:
+        if not is_refusal(error.code):
+            raise
+        raise RefusedError(error.what, why=error.why, fix=error.fix, code=error.code, data=error.data) from error
 
 
 Sink = Callable[[Any], None]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from controller.core.errors import RefusedError, RemoteFailed
-from controller.stages.base import Context
+from controller.core.errors import RemoteFailed
+from controller.stages.base import Context, refusals
 from controller.stages.sweep import SWEEP_TIMEOUT_S
 
 LOOK_TIMEOUT_S = 600.0
@@ -42,12 +42,8 @@ def run(ctx: Context, wanted: Wanted, shown: Mapping[str, Any]) -> dict[str, Any
     RemoteFailed (`prune-incomplete`, its data {"deleted", "failed", "remaining"}) if not all of them are gone.
     """
     confirmed = {row["folder"]: row["digest"] for row in shown["runs"]}
-    try:
+    with refusals(CHANGED.__eq__):
         answer = _call(ctx, wanted, confirmed, SWEEP_TIMEOUT_S)
-    except RemoteFailed as error:
-        if error.code != CHANGED:
-            raise
-        raise RefusedError(error.what, why=error.why, fix=error.fix, code=error.code) from error
     if answer["failed"] or answer["remaining"]:
         failed = "; ".join(f"{each['run_id']}: {each['why']}" for each in answer["failed"])
         raise RemoteFailed(

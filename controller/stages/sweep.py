@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.core.errors import RefusedError
-from controller.stages.base import Context
+from controller.stages.base import Context, refusals
 from remote_payload.host.layout import OWNER_MARKER
 from remote_payload.host.protocol import OwnedOutput
 
@@ -16,6 +16,13 @@ LOOK_TIMEOUT_S = 120.0
 
 SWEEP_TIMEOUT_S = 3600.0
 """Millions of files on a network disk; the host goes on deleting what was confirmed if we leave earlier."""
+
+
+CHANGED = "clear-changed"
+"""The host's word, and ours, that a folder is not what was shown."""
+
+HALF_DONE = frozenset({"output-io", "output-not-deleted"})
+"""Codes of the host for a deletion that broke off: something may be gone, so that they are no refusals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,22 +71,28 @@ def refuse(folder: Folder) -> None:
 def run(ctx: Context, folder: Folder, run_id: str) -> tuple[Mapping[str, Any], Folder]:
     """Delete what `folder` shows; return the host's report (see `host.clear`) and the folder as it is afterwards.
 
-    Raises RemoteFailed (`clear-changed` if the folder is not what was shown: nothing is deleted then), and
-    RefusedError if the folder is not empty afterwards.
+    Raises RefusedError if the folder is not what was shown, or a run took it meanwhile (`clear-changed`,
+    `output-in-use`, ...): nothing is deleted then; and if it is not empty afterwards (`clear-changed`). Raises
+    RemoteFailed if the deletion broke off (HALF_DONE).
     """
     ctx.emit("stage", name="clear", status="started")
     request = {**_request(ctx, folder.output), "run_id": run_id}
-    answer = ctx.call_json("sweep", request, timeout=SWEEP_TIMEOUT_S)
+    with refusals(_is_refusal):
+        answer = ctx.call_json("sweep", request, timeout=SWEEP_TIMEOUT_S)
     after = _folder(folder.output, answer)
     if not after.is_empty:
         raise RefusedError(
             f"{folder.output['path']} is not empty after it was cleared",
             why=f"{after.listing['entries']} entries appeared meanwhile, and were left",
             fix="find out what writes there, then run `ctl clear` again",
-            code="clear-changed",
+            code=CHANGED,
         )
     ctx.emit("stage", name="clear", status="done", text=f"{answer['report']['deleted_entries']} entries deleted")
     return answer["report"], after
+
+
+def _is_refusal(code: str) -> bool:
+    return code == CHANGED or (code.startswith("output-") and code not in HALF_DONE)
 
 
 def _request(ctx: Context, output: OwnedOutput) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from controller.core.errors import CtlError
 from controller.core.finding import size
 from controller.localfiles import LocalFiles
 from controller.stages.base import Context
-from controller.stages.data import WRITE_TIMEOUT_S, read_answer, readable
+from controller.stages.data import WRITE_TIMEOUT_S, Answers, readable
 from controller.stages.sending import Meter
 from remote_payload.host.framing import pack_frame
 
@@ -17,8 +17,8 @@ from remote_payload.host.framing import pack_frame
 def run(ctx: Context, files: LocalFiles) -> int:
     """Make sure that the host has the tree, and return the bytes sent.
 
-    Raises RemoteFailed (`upload-no-room`, `upload-disk-full`, `data-damaged`), ConnectionFailed, ConnectionLost;
-    RefusedError (`local-file-gone`) if a file here cannot be read any more.
+    Raises RemoteFailed (`upload-no-room`, `upload-disk-full`), ConnectionFailed, ConnectionLost;
+    RefusedError if a file here cannot be read any more (`local-file-gone`), or was written to since (`data-damaged`).
     """
     started = time.monotonic()
     what = f"{len(files.files)} files, {size(files.size)}"
@@ -36,10 +36,11 @@ def run(ctx: Context, files: LocalFiles) -> int:
 def _converse(ctx: Context, files: LocalFiles) -> tuple[int, int]:
     """Return how many files travelled, and their bytes."""
     process = ctx.transport.start(ctx.argv("uploads"))
+    answers = Answers(process, "uploads")
     try:
         body = json.dumps({"files": list(files.files)}, separators=(",", ":")).encode()
         process.write(pack_frame({"workdir": ctx.host["workdir"]}, body), timeout=WRITE_TIMEOUT_S)
-        wanted = [str(sha256) for sha256 in read_answer(process, "uploads")["missing"]]
+        wanted = [str(sha256) for sha256 in answers.take()["missing"]]
         sizes = {str(file["sha256"]): int(file["size"]) for file in files.files}
         meter = Meter(ctx, "uploads", f"{len(wanted)} files", sum(sizes[sha256] for sha256 in wanted))
         if wanted:
@@ -47,7 +48,7 @@ def _converse(ctx: Context, files: LocalFiles) -> tuple[int, int]:
                 process.write(pack_frame({"end": False}, piece), timeout=WRITE_TIMEOUT_S)
                 meter.add(len(piece))
             process.write(pack_frame({"end": True}), timeout=WRITE_TIMEOUT_S)
-        read_answer(process, "uploads")
+        answers.take()
         return len(wanted), meter.sent
     finally:
         process.close()

@@ -8,10 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from controller.core.outputs import not_ours_text
 from controller.ui.clean import Encodable, clean, text
 from controller.ui.formats import bytes_text
 from controller.ui.glyphs import glyphs_for
-from controller.ui.tables import print_clear_list
+from controller.ui.tables import print_clear_list, print_not_ours
 
 
 def print_folder(console: Console, host: str, output: Mapping[str, Any], listing: Mapping[str, Any]) -> None:
@@ -20,7 +21,9 @@ def print_folder(console: Console, host: str, output: Mapping[str, Any], listing
         _line(console, Text.assemble((clean(output["path"]), "bold"), f" does not exist on {clean(host)}"))
         return
     if not listing["entries"]:
-        _line(console, Text.assemble((clean(output["path"]), "bold"), f" is empty on {clean(host)}"))
+        state = "holds nothing of ctl's" if not_ours_text(listing) else "is empty"
+        _line(console, Text.assemble((clean(output["path"]), "bold"), f" {state} on {clean(host)}"))
+        print_not_ours(console, listing)
         return
     print_clear_list(console, host, [output], {str(output["path"]): listing})
     if listing.get("digest"):
@@ -32,7 +35,9 @@ def print_swept(console: Console, document: Mapping[str, Any]) -> None:
     sign = Text(glyphs_for(console.encoding).ok, style="bold green")
     count = int(document["deleted_entries"])
     amount = f"{count:,} {'entry' if count == 1 else 'entries'}, {bytes_text(document['deleted_bytes'])}"
-    _line(console, Text.assemble(sign, " ", (clean(document["path"]), "bold"), f": {amount} deleted; empty now"))
+    found = not_ours_text(document)
+    left = f"left alone: {clean(found)}" if found else "empty now"
+    _line(console, Text.assemble(sign, " ", (clean(document["path"]), "bold"), f": {amount} deleted; {left}"))
 
 
 def _line(console: Console, line: Text) -> None:

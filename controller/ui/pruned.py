@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from controller.ui.clean import text
-from controller.ui.formats import bytes_text
+from controller.ui.clean import clean, text
+from controller.ui.formats import bytes_text, plural
 from controller.ui.glyphs import glyphs_for
+
+NAMED = 12
+"""Runs named of those that stay for one reason; the JSON has all of them."""
+
+
+def folders_text(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return `3 run folders (1.20 MiB)`; one whose size is not known counts as nothing."""
+    return f"{plural(len(runs), 'run folder')} ({bytes_text(sum(each.get('bytes') or 0 for each in runs))})"
 
 
 def print_prunable(console: Console, host: str, shown: Mapping[str, Any]) -> None:
-    """Print every folder that may go with its size, then what is kept for a reason of its own."""
-    rows = shown["runs"]
+    """Print every folder that may go with its size and the total, then what stays, by reason."""
+    rows, kept = shown["runs"], shown["kept"]
     if rows:
         console.print(Text.assemble("run folders to be deleted on ", (text(host).plain, "bold"), ":"))
         table = Table(box=None, pad_edge=False, header_style="bold")
@@ -29,15 +38,29 @@ def print_prunable(console: Console, host: str, shown: Mapping[str, Any]) -> Non
                 f"{row['entries']:,}", bytes_text(row["bytes"]),
             )  # fmt: skip
         console.print(table)
+        console.print(Text(f"{folders_text(rows)} in all", style="bold"))
     else:
         console.print(Text.assemble("no run folder to delete on ", (text(host).plain, "bold")))
-    for each in shown["kept"]:
-        console.print(text(f"  kept: {each['run_id']}: {each['why']}", "dim"), soft_wrap=True)
+    if kept:
+        console.print(Text(f"kept, because it may be needed: {folders_text(kept)}"))
+    for why, runs in by_reason(kept):
+        console.print(Padding(text(f"{plural(len(runs), 'run')}: {why}", "dim"), (0, 0, 0, 2), expand=False))
+        more = f" and {len(runs) - NAMED:,} more" if len(runs) > NAMED else ""
+        console.print(Padding(Text(clean(", ".join(runs[:NAMED])) + more, style="dim"), (0, 0, 0, 6), expand=False))
+
+
+def by_reason(kept: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Return (reason, run ids), the reason of the most runs first; RUN stands in it for the id of each."""
+    found: dict[str, list[str]] = {}
+    for each in kept:
+        found.setdefault(each["why"].replace(each["run_id"], "RUN"), []).append(each["run_id"])
+    return sorted(found.items(), key=lambda item: -len(item[1]))
 
 
 def print_pruned(console: Console, document: Mapping[str, Any]) -> None:
-    """Print what was deleted, as the host found it gone afterwards."""
+    """Print what was deleted, as the host found it gone afterwards, and how much that freed."""
     sign = Text(glyphs_for(console.encoding).ok, style="bold green")
-    count = len(document["deleted"])
-    amount = f"{count:,} run {'folder' if count == 1 else 'folders'}, {bytes_text(document['deleted_bytes'])}"
-    console.print(Text.assemble(sign, " ", (text(document["host"]).plain, "bold"), f": {amount} deleted, and gone"))
+    amount = (
+        f"{plural(len(document['deleted']), 'run folder')} deleted, {bytes_text(document['deleted_bytes'])} freed"
+    )
+    console.print(Text.assemble(sign, " ", (text(document["host"]).plain, "bold"), f": {amount}"))

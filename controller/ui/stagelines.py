@@ -29,6 +29,7 @@ _DOES = {
     "recheck": "looking at the GPUs once more",
     "rehearse": "trying everything on a model cut from this one",
     "clear": "clearing the output folder of what was shown",
+    "claim": "marking the output folder as this run's",
     "command": "the command runs",
     "verify": "reading back what was written",
     "data": "reading the data set",

@@ -93,7 +93,8 @@ def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     shape = summary.get("shape")
     if isinstance(shape, Mapping):
         form = f"tokens x {shape.get('states')} x {shape.get('hidden')}, {clean(shape.get('dtype'))}"
-        yield "shape", Text(form + (f", {clean(summary['format'])}" if summary.get("format") else ""))
+        form += f", {clean(summary['format'])}" if summary.get("format") else ""
+        yield "shape", Text(form + _norm_text(summary))
     if summary.get("model"):
         layers = f" ({summary['num_layers']} layers)" if summary.get("num_layers") else ""
         yield "model", Text(clean(summary["model"]) + layers)
@@ -112,6 +113,17 @@ def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
         price = f"; {cost['total']:,.2f} at {cost['price_per_gpu_hour']:g} an hour" if cost else ""
         yield "used", Text(f"{summary['gpu_hours']:.2f} GPU-hours{price}")
     yield "after", Text(clean_text(summary.get("gpus_clean")))
+
+
+def _norm_text(summary: Mapping[str, Any]) -> str:
+    """Say whether the model's last state is taken after its final norm; a trainer must not apply it twice, or never.
+
+    Nothing where the last of the states is not the model's last, or of a run of an earlier version.
+    """
+    boundaries, normed = summary.get("boundaries") or (), summary.get("final_norm")
+    if normed is None or not boundaries or boundaries[-1] != summary.get("num_layers"):
+        return ""
+    return f"; the last state {'after' if normed else 'before'} the final norm"
 
 
 def _skipped(summary: Mapping[str, Any], count: int) -> Text:

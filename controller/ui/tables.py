@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from controller.core.outputs import not_ours_text
 from controller.core.runview import kind_word
 from controller.ui.clean import Encodable, clean, text
 from controller.ui.formats import (
@@ -123,6 +124,16 @@ def print_clear_list(
             _print(console, grid)
         if examples and entries > len(examples[:EXAMPLES]):
             _print(console, Text(f"  {'':12}  and {entries - len(examples[:EXAMPLES]):,} more", style="dim"))
+        print_not_ours(
+            console, (listings or {}).get(str(output["path"]), {}), moved=output.get("stale") == "quarantine"
+        )
+
+
+def print_not_ours(console: Console, listing: Mapping[str, Any], *, moved: bool = False) -> None:
+    """Print what in an output is not ctl's, if there is anything: it is left alone, or `moved` with its folder."""
+    found = not_ours_text(listing)
+    if found:
+        _print(console, text(f"  {'moved with it' if moved else 'left alone'}: {found}", "bold"))
 
 
 def print_summary(console: Console, summary: Mapping[str, Any], *, cause: bool = True) -> None:

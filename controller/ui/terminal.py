@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from controller.core.errors import Interrupted, RefusedError
+from controller.core.outputs import not_ours_text
 from controller.ui.clean import clean_block
 
 PIPE_WIDTH = 8192
@@ -92,8 +93,10 @@ def loss_question(host: str, output: Mapping[str, Any], listing: Mapping[str, An
     amount = f"{count:,} {'entry' if count == 1 else 'entries'}"
     whose = f"written by run {marker['run_id']}" if marker else "which no run of ctl wrote"
     half = f", deleting {partial:,} half-written" if partial and output["stale"] == "resume" else ""
+    others = not_ours_text(listing)
+    beside = f"; {others}, {'moved with them' if output['stale'] == 'quarantine' else 'left alone'}" if others else ""
     keep = " (`--stale quarantine` would keep them)" if output["stale"] == "clear" and marker and keepable else ""
-    return f"{_LOSSES[output['stale']]} {amount} of {output['path']} on host {host}, {whose}{half}{keep}?"
+    return f"{_LOSSES[output['stale']]} {amount} of {output['path']} on host {host}, {whose}{half}{keep}{beside}?"
 
 
 def print_json(document: Any) -> None:

@@ -36,6 +36,7 @@ from remote_payload.extract.formats import (
 )
 from remote_payload.extract.records import require_pyarrow
 from remote_payload.extract.settings import CONFIG_EXIT, ConfigError
+from remote_payload.extract.summarize import DTYPE_NAMES, StateTotals, state_figures
 from remote_payload.host.files import read_json, read_lines, write_json
 from remote_payload.host.journal import EventWriter, Journal
 from remote_payload.host.layers import layer_ids
@@ -195,16 +196,22 @@ def verify(source: Source, to: Format, output: str, paths: RunPaths) -> dict[str
     written = read_lines(os.path.join(paths.ledger, "rank-0.jsonl"))
     bad: dict[int, str] = {}
     metadata: Mapping[str, str] = {}
+    shapes: set[tuple[int, int, str]] = set()  # (hidden, states, dtype)
+    totals: dict[int, StateTotals] = {}
     for line in written:
         try:
             facts = to.inspect(os.path.join(output, line["file"]))
         except (OSError, HalfFileError) as error:
             bad[line["index"]] = str(error)
             continue
-        metadata = facts.metadata
         promised = source.ledger[line["index"]]
         if (facts.token_sha256, facts.bytes) != (promised["token_sha256"], line["bytes"]):
             bad[line["index"]] = "its text or its length is not what was written"
+            continue
+        metadata = facts.metadata
+        shapes.add((facts.shape[2], facts.shape[1], DTYPE_NAMES[facts.dtype]))
+        for state in line["states"]:
+            totals.setdefault(state["boundary"], StateTotals()).add(state, line["tokens"])
     missing = sorted(source.ledger.keys() - {line["index"] for line in written} | bad.keys())
     problems = [
         {"code": "bad-files", "what": f"sample {index}: {why}", "fix": "convert again"} for index, why in bad.items()
@@ -212,6 +219,11 @@ def verify(source: Source, to: Format, output: str, paths: RunPaths) -> dict[str
     if missing:
         what = f"{len(missing)} samples were not converted, the first is {missing[0]}"
         problems.append({"code": "missing-samples", "what": what, "fix": "convert again"})
+    if len(shapes) > 1:
+        what = f"the files are of {len(shapes)} shapes or dtypes: {sorted(shapes)}"
+        problems.append({"code": "mixed-shapes", "what": what, "fix": "extract anew, into an empty folder"})
+    boundaries = json.loads(metadata.get("boundaries", "[]"))
+    hidden, states, dtype = next(iter(shapes), (None, None, None))
     return {
         "samples": {
             "expected": len(source.ledger), "written": len(written) - len(bad), "skipped": 0, "failed": len(bad),
@@ -219,7 +231,10 @@ def verify(source: Source, to: Format, output: str, paths: RunPaths) -> dict[str
         },
         "tokens": sum(line["tokens"] for line in written),
         "bytes": sum(line["bytes"] for line in written),
-        "boundaries": json.loads(metadata.get("boundaries", "[]")),
+        "boundaries": boundaries,
+        "states": [state_figures(boundary, totals.get(boundary)) for boundary in boundaries],
+        "shape": {"hidden": hidden, "states": states, "dtype": dtype} if shapes else None,
+        "num_layers": json.loads(metadata.get("num_layers", "null")),
         "final_norm": json.loads(metadata.get("final_norm", "null")),
         "format": to.name,
         "converted_from": {"format": source.form.name, "output": source.folder},

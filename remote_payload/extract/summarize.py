@@ -25,8 +25,8 @@ LISTED = 10_000
 
 
 @dataclass(slots=True, kw_only=True)
-class _StateTotals:
-    """One boundary over all samples; means are weighted by tokens."""
+class StateTotals:
+    """One boundary over all samples; means are weighted by tokens. `add` takes a state of a ledger's line."""
 
     tokens: int = 0
     norm_sum: float = 0.0
@@ -66,7 +66,7 @@ class _Findings:
     tokens: int = 0
     bytes: int = 0
     failed: dict[int, str] = field(default_factory=dict)  # index -> what is wrong with its file
-    states: dict[int, _StateTotals] = field(default_factory=dict)
+    states: dict[int, StateTotals] = field(default_factory=dict)
     shapes: set[tuple[int, int, str]] = field(default_factory=set)  # (hidden, states, dtype)
     fresh: _Share = field(default_factory=_Share)
     kept: _Share = field(default_factory=_Share)  # from an earlier run
@@ -101,7 +101,7 @@ def verify(paths: RunPaths) -> dict[str, Any]:
         "tokens": findings.tokens,
         "bytes": findings.bytes,
         "boundaries": manifest["boundaries"],
-        "states": [_state(boundary, findings.states.get(boundary)) for boundary in manifest["boundaries"]],
+        "states": [state_figures(boundary, findings.states.get(boundary)) for boundary in manifest["boundaries"]],
         "shape": {"hidden": hidden, "states": states, "dtype": dtype},
         "format": spec["format"],
         "model": spec["model"],
@@ -145,7 +145,7 @@ def _inspect_all(records: Iterable[Mapping[str, Any]], spec: Mapping[str, Any]) 
         findings.bytes += record["bytes"]
         findings.shapes.add((found.shape[2], found.shape[1], DTYPE_NAMES[found.dtype]))
         for state in record["states"]:
-            findings.states.setdefault(state["boundary"], _StateTotals()).add(state, record["tokens"])
+            findings.states.setdefault(state["boundary"], StateTotals()).add(state, record["tokens"])
     return findings
 
 
@@ -190,8 +190,9 @@ def _counts(expected: int, written: int, skipped: int, failed: int, missing: int
     return {"expected": expected, "written": written, "skipped": skipped, "failed": failed, "missing": missing}
 
 
-def _state(boundary: int, totals: _StateTotals | None) -> dict[str, Any]:
-    totals = totals or _StateTotals()
+def state_figures(boundary: int, totals: StateTotals | None) -> dict[str, Any]:
+    """Return {"boundary", "norm_mean", "norm_max", "nan", "inf", "zero_rows"}: one of a summary's `states`."""
+    totals = totals or StateTotals()
     some = totals.tokens > 0
     return {
         "boundary": boundary,

@@ -12,12 +12,12 @@ import os
 import shlex
 import stat
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Container, Dict, List, NamedTuple, Optional
 
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import write_all
 from remote_payload.host.guard import Place, Refused, open_output
-from remote_payload.host.layout import OWNER_MARKER, check_run_id
+from remote_payload.host.layout import OWNER_MARKER, WRITING_KINDS, check_run_id
 from remote_payload.host.listing import Fingerprint, Listing, Visit, read_marker, snapshot, walk
 from remote_payload.host.liveness import user_name
 from remote_payload.host.protocol import WIRE, EndReason, OwnedOutput, Stale
@@ -56,7 +56,8 @@ def clear(output: OwnedOutput, run_id: str, workdir: Optional[str] = None) -> Di
     With `workdir` a folder in which runs that are over left their records and no sample counts as empty: the records
     are deleted where `stale` would refuse them, or take up what they say of samples that are not there.
 
-    Returns {"path", "stale", "deleted_entries", "deleted_bytes", "quarantined_to", "remaining"}. The owner marker
+    Returns {"path", "stale", "deleted_entries", "deleted_bytes", "quarantined_to", "remaining", "not_ours"}: the last
+    counts what no job of ours wrote, which is never deleted, and moved only with the whole folder. The owner marker
     stays. Raises ClearChanged if the folder differs from `output["digest"]` (nothing is deleted) or gains entries
     meanwhile, ClearFailed for everything else that stands against it.
     """
@@ -64,12 +65,12 @@ def clear(output: OwnedOutput, run_id: str, workdir: Optional[str] = None) -> Di
     check_run_id(run_id)
     place = _open(output)
     try:
-        listing, found = snapshot(place)
+        listing, found, kept = snapshot(place)
         stale = Stale(output["stale"])
         _require_no_problem(path, listing)
         report = {
             "path": path, "stale": stale.value, "deleted_entries": 0, "deleted_bytes": 0,
-            "quarantined_to": None, "remaining": listing["entries"],
+            "quarantined_to": None, "remaining": listing["entries"], "not_ours": listing["not_ours"]["entries"],
         }  # fmt: skip
         keeps = stale in (Stale.FAIL, Stale.RESUME)
         spent = keeps and workdir is not None and is_spent(workdir, path, listing, run_id)
@@ -90,7 +91,8 @@ def clear(output: OwnedOutput, run_id: str, workdir: Optional[str] = None) -> Di
         if stale is Stale.QUARANTINE:
             report["quarantined_to"] = os.path.join(os.path.dirname(path), _quarantine(place, path, run_id))
         else:
-            done = delete(place, found)
+            _note_kind(place.folder, listing, run_id)
+            done = delete(place, found, {OWNER_MARKER, *kept})
             report["deleted_entries"], report["deleted_bytes"] = done.entries, done.bytes
             _require_complete(path, done)
         report["remaining"] = _require_empty(output)
@@ -103,8 +105,17 @@ def clear(output: OwnedOutput, run_id: str, workdir: Optional[str] = None) -> Di
         place.close()
 
 
-def claim(output: OwnedOutput, run_id: str) -> Dict[str, Any]:
+def _note_kind(folder: int, listing: Listing, run_id: str) -> None:
+    """Note in the marker of an earlier version what its manifest says, which is about to go: whose the rest is."""
+    marker = listing["marker"]
+    if marker is not None and not marker.get("kind") and listing["manifest"] is not None:
+        _write_marker(folder, {**marker, "kind": WRITING_KINDS[0]}, run_id)
+
+
+def claim(output: OwnedOutput, run_id: str, kind: Optional[str] = None) -> Dict[str, Any]:
     """Create the folder (0700, with what is missing below the root) and mark it as ours; return the marker.
+
+    `kind` is the job's: it says which paths in the folder will be its own.
 
     Raises ClearFailed if it holds foreign entries and `adopt` is not set, is not to be used as an output, or cannot
     be written.
@@ -112,13 +123,14 @@ def claim(output: OwnedOutput, run_id: str) -> Dict[str, Any]:
     path = output["path"]
     place = _open(output, create=True)
     try:
-        if read_marker(place.folder) is None and not output["adopt"] and snapshot(place)[0]["foreign"]:
+        if read_marker(place.folder) is None and not output["adopt"] and snapshot(place).listing["foreign"]:
             raise _foreign(path)
         marker = {
             "wire": WIRE,
             "run_id": check_run_id(run_id),
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "owner": user_name(os.getuid()),
+            **({"kind": kind} if kind else {}),
         }
         _write_marker(place.folder, marker, run_id)
         return marker
@@ -162,7 +174,7 @@ def _require_no_problem(path: str, listing: Listing) -> None:
         raise ClearFailed("output-" + problem["code"], "%s may not be cleared" % path, problem["what"])
 
 
-def delete(place: Place, confirmed: Dict[str, Fingerprint], spared: str = OWNER_MARKER) -> Deletion:
+def delete(place: Place, confirmed: Dict[str, Fingerprint], spared: Container[str] = (OWNER_MARKER,)) -> Deletion:
     """Delete what is below an open place and as it was `confirmed`; `spared` may be there besides, and stays.
 
     Raises Refused if the tree is moved meanwhile, OSError.
@@ -172,7 +184,7 @@ def delete(place: Place, confirmed: Dict[str, Fingerprint], spared: str = OWNER_
     newcomers: List[str] = []
     for visit in walk(place, []):
         if visit.relpath not in confirmed:
-            if visit.relpath != spared:
+            if visit.relpath not in spared:
                 newcomers.append(visit.relpath)
         elif confirmed[visit.relpath] != visit.fingerprint:
             newcomers.append(visit.relpath)
@@ -246,7 +258,7 @@ def _require_empty(output: OwnedOutput) -> int:
     """Open and list the folder afresh by its path, as the job will meet it; return 0, its number of entries."""
     place = _open(output)
     try:
-        listing, _ = snapshot(place)
+        listing = snapshot(place).listing
     finally:
         place.close()
     # A folder that cannot be entered is a problem, not an entry: without this it would pass for empty.

@@ -24,11 +24,19 @@ OUTPUT_MANIFEST = ".ctl-manifest.json"
 OUTPUT_LEDGER = ".ctl-ledger"
 """In an output folder: RUN_ID.rank-N.jsonl, the ledger line of every sample that was written there."""
 
-WRITTEN_NAMES = re.compile(
-    r"hs_[0-9]+\.safetensors|data_[0-9]+\.(pt|ckpt)(\.gz)?|rows_[0-9]+-[0-9]+|[0-9]+\.pt"
-    r"|data-[0-9]+-of-[0-9]+\.arrow|(dataset_info|dataset_dict|state)\.json|\..*"
+_SAMPLE = r"(?:hs_[0-9]+\.safetensors|data_[0-9]+\.(?:pt|ckpt)(?:\.gz)?|[0-9]+\.pt)"
+_DESCRIBING = r"(?:data-[0-9]+-of-[0-9]+\.arrow|(?:dataset_info|dataset_dict|state)\.json)"
+
+WRITTEN_PATHS = re.compile(
+    r"(?:rows_[0-9]+-[0-9]+/)?(?:%(sample)s|\.%(sample)s(?:\.[0-9]+-[0-9]+)?\.partial)|rows_[0-9]+-[0-9]+"
+    r"|%(describing)s|\.%(describing)s\.[^/]*|\.ctl-[^/]*|%(ledger)s/(?:%(run)s\.rank-[0-9]+\.jsonl|\.ctl-[^/]*)"
+    % {"sample": _SAMPLE, "describing": _DESCRIBING, "ledger": re.escape(OUTPUT_LEDGER), "run": RUN_ID.pattern}
 )
-"""Top-level names that extractions write into an output folder; anything else there was put in by somebody."""
+"""Paths that extractions and conversions write below an output folder, half-written ones too; anything else in it was
+put there by somebody."""
+
+WRITING_KINDS = ("extract", "convert")
+"""Kinds of jobs of which all paths in their outputs are known; a command may write any."""
 
 MIRRORED_STREAMS = ("log", "events", "ledger")
 """Folders of append-only files that the controller copies byte by byte; the local size is the cursor."""

@@ -10,10 +10,10 @@ import hashlib
 import json
 import os
 import stat
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, TypedDict
+from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Set, Tuple, TypedDict
 
 from remote_payload.host.guard import DIRECTORY_FLAGS, Place, Problem, Refused, open_output, same_mount
-from remote_payload.host.layout import OUTPUT_MANIFEST, OWNER_MARKER, WRITTEN_NAMES
+from remote_payload.host.layout import OUTPUT_MANIFEST, OWNER_MARKER, WRITING_KINDS, WRITTEN_PATHS
 
 MAX_EXAMPLES = 50
 PARTIAL = ".partial"
@@ -44,8 +44,19 @@ class Visit(NamedTuple):
     fingerprint: Fingerprint
 
 
+class Strangers(TypedDict):
+    """What somebody put into the output of an extraction: it is told, and never deleted."""
+
+    entries: int
+    bytes: int
+    names: List[str]  # relative paths, a folder's with "/" at its end for all that is in it; the first MAX_EXAMPLES
+
+
 class Listing(TypedDict):
-    """A folder's contents without the owner marker. A name that is not UTF-8 is surrogate-escaped."""
+    """A folder's contents without the owner marker. A name that is not UTF-8 is surrogate-escaped.
+
+    `entries`, `bytes`, `partial`, `digest` and `examples` are of what may be deleted: all but `not_ours`.
+    """
 
     exists: bool
     marker: Optional[Dict[str, Any]]
@@ -55,7 +66,8 @@ class Listing(TypedDict):
     partial: int  # of the entries, how many are files that were never finished
     digest: Optional[str]  # None: absent, empty, or not to be listed (see problems)
     examples: List[Dict[str, Any]]  # {"path" (relative), "type", "size"}, the first by path
-    others: List[str]  # relative paths of top-level entries that no extraction writes, the first MAX_EXAMPLES
+    others: List[str]  # of these, top-level names that no extraction writes, where nothing says what job wrote
+    not_ours: Strangers
     foreign: bool  # it holds entries and no marker says that they are ours
     problems: List[Problem]
 
@@ -72,7 +84,7 @@ def scan(path: str, root: str) -> Listing:
     except OSError as error:
         return _listing(exists=os.path.lexists(path), problems=[_unreadable(path, error)])
     try:
-        return snapshot(place)[0]
+        return snapshot(place).listing
     except Refused as refused:
         return _listing(exists=True, problems=[refused.problem])
     except OSError as error:
@@ -81,13 +93,19 @@ def scan(path: str, root: str) -> Listing:
         place.close()
 
 
-def snapshot(place: Place) -> Tuple[Listing, Dict[str, Fingerprint]]:
-    """Return the listing of an open place and the fingerprint of each of its entries by relative path.
+class Snapshot(NamedTuple):
+    listing: Listing
+    found: Dict[str, Fingerprint]  # by relative path, without what is not ours
+    kept: FrozenSet[str]  # relative paths of what is not ours, and of the folders that hold it
+
+
+def snapshot(place: Place) -> Snapshot:
+    """Return the listing of an open place, and the fingerprint of each of its entries.
 
     Raises Refused if the tree is moved under our feet, OSError.
     """
     if place.folder < 0:
-        return _listing(exists=False), {}
+        return Snapshot(_listing(exists=False), {}, frozenset())
     marker = read_marker(place.folder)
     problems: List[Problem] = []
     found = {
@@ -95,22 +113,69 @@ def snapshot(place: Place) -> Tuple[Listing, Dict[str, Fingerprint]]:
         for visit in walk(place, problems)
         if marker is None or visit.relpath != OWNER_MARKER
     }
-    others = {path for path in found if not WRITTEN_NAMES.fullmatch(path.split("/", 1)[0])}
+    manifest = _read_record(place.folder, OUTPUT_MANIFEST)
+    strange, kept = _strangers(found) if _is_of_samples(marker, manifest) else (set(), set())
+    not_ours = _told(strange, found)
+    found = {path: found[path] for path in found if path not in kept}
+    others = {path for path in found if not WRITTEN_PATHS.fullmatch(path.split("/", 1)[0])}
     # What somebody put in comes first, so that it does not hide behind fifty samples; our own records come last.
     order = sorted(found, key=lambda path: (path not in others, path.startswith("."), path))
     listing = _listing(exists=True, problems=problems)
     listing["marker"] = marker
-    listing["manifest"] = _read_record(place.folder, OUTPUT_MANIFEST)
+    listing["manifest"] = manifest
+    listing["not_ours"] = not_ours
     listing["entries"] = len(found)
     listing["bytes"] = sum(fingerprint.size for fingerprint in found.values())
     listing["partial"] = sum(path.endswith(PARTIAL) for path in found)
-    listing["others"] = sorted(path for path in others if "/" not in path)[:MAX_EXAMPLES]
+    if not _is_of_samples(marker, manifest):
+        listing["others"] = sorted(path for path in others if "/" not in path)[:MAX_EXAMPLES]
     listing["digest"] = _digest(sorted(found), found) if found and not problems else None
     listing["examples"] = [
         {"path": path, "type": found[path].type, "size": found[path].size} for path in order[:MAX_EXAMPLES]
     ]
     listing["foreign"] = bool(found) and marker is None
-    return listing, found
+    return Snapshot(listing, found, frozenset(kept))
+
+
+def is_emptied(path: str) -> bool:
+    """Whether a folder bears our marker and, at its top, nothing that a job of ours wrote. Raises OSError."""
+    folder = os.open(path, DIRECTORY_FLAGS)
+    try:
+        marker, manifest = read_marker(folder), _read_record(folder, OUTPUT_MANIFEST)
+        names = set(_names(folder)) - {OWNER_MARKER}
+    finally:
+        os.close(folder)
+    if marker is None:
+        return False
+    return not names or (
+        _is_of_samples(marker, manifest) and not any(WRITTEN_PATHS.fullmatch(name) for name in names)
+    )
+
+
+def _is_of_samples(marker: Optional[Dict[str, Any]], manifest: Optional[Dict[str, Any]]) -> bool:
+    """Whether the job that marked a folder writes samples; runs of earlier versions did not note their kind."""
+    if marker is None:
+        return False
+    return marker["kind"] in WRITING_KINDS if marker.get("kind") else manifest is not None
+
+
+def _strangers(found: Dict[str, Fingerprint]) -> Tuple[Set[str], Set[str]]:
+    """Return the paths that no extraction writes, and these with the folders that hold them."""
+    strange = {path for path in found if not WRITTEN_PATHS.fullmatch(path)}
+    kept = set(strange)
+    for path in strange:
+        parts = path.split("/")
+        kept.update("/".join(parts[:count]) for count in range(1, len(parts)))
+    return strange, kept
+
+
+def _told(strange: Set[str], found: Dict[str, Fingerprint]) -> Strangers:
+    roots = sorted(path for path in strange if os.path.dirname(path) not in strange)
+    return {
+        "entries": len(strange),
+        "bytes": sum(found[path].size for path in strange),
+        "names": [path + ("/" if found[path].type == "folder" else "") for path in roots[:MAX_EXAMPLES]],
+    }
 
 
 def walk(place: Place, problems: List[Problem]) -> Iterator[Visit]:
@@ -227,6 +292,7 @@ def _listing(exists: bool, problems: Optional[List[Problem]] = None) -> Listing:
         "digest": None,
         "examples": [],
         "others": [],
+        "not_ours": {"entries": 0, "bytes": 0, "names": []},
         "foreign": False,
         "problems": problems or [],
     }

@@ -11,7 +11,7 @@ import time
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
 
 from remote_payload.host.errors import HostError
-from remote_payload.host.files import each_line, read_json, sha256_of
+from remote_payload.host.files import read_json, sha256_of
 from remote_payload.host.finish import BASELINE
 from remote_payload.host.follow import STOP
 from remote_payload.host.guard import Place
@@ -26,11 +26,12 @@ from remote_payload.host.layout import (
     RunPaths,
 )
 from remote_payload.host.lease import lease_folder, list_leases
-from remote_payload.host.listing import Fingerprint, snapshot
+from remote_payload.host.listing import Fingerprint, is_emptied, snapshot
 from remote_payload.host.liveness import judge, read_readings, user_name
 from remote_payload.host.protocol import Liveness, RunState
 from remote_payload.host.ps import Standing, judge_run
 from remote_payload.host.pump import PumpKeeper
+from remote_payload.host.replaced import LaterRuns
 from remote_payload.host.supervisor import STOP_REQUEST
 from remote_payload.host.tidy import left_by_run
 
@@ -72,7 +73,7 @@ class Contents(NamedTuple):
 
 def read_contents(place: Place) -> Contents:
     """List an open run folder. Raises Refused if the tree is moved meanwhile, OSError."""
-    listing, found = snapshot(place)
+    listing, found, _ = snapshot(place)
     status = os.fstat(place.folder)
     why = listing["problems"][0]["what"] if listing["problems"] else None
     if status.st_uid != os.geteuid():
@@ -90,6 +91,7 @@ class Needs:
         self._layout = layout
         self._lease_dir = lease_dir
         self._copied = copied
+        self._later = LaterRuns(layout)
         self._over: Set[str] = set()  # what is over stays so, and need not be judged for every candidate
 
     def why(self, run_id: str, standing: Standing, contents: Contents) -> Optional[str]:
@@ -106,7 +108,7 @@ class Needs:
             or self._why_read(run_id)
             or _why_foreign(contents)
             or _why_work(self._layout, paths, plan, contents)
-            or _why_output(run_id, paths, plan)
+            or self._why_output(run_id, paths, plan)
             or _why_uncopied(run_id, standing, contents, self._copied.get(run_id))
         )
 
@@ -150,6 +152,33 @@ class Needs:
                 continue
             except OSError as error:
                 return "nobody can say whether run %s reads it: %s" % (name, error)
+        return None
+
+    def _why_output(self, run_id: str, paths: RunPaths, plan: Mapping[str, Any]) -> Optional[str]:
+        for output in (plan.get("job") or {}).get("outputs") or []:
+            path = output["path"]
+            if not _names(output["root"]):
+                words = (
+                    "whether its output %s is there cannot be seen: %s is empty or gone, as if it were not mounted"
+                )
+                return words % (path, output["root"])
+            try:
+                os.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            if is_emptied(path):
+                continue  # emptied by ctl: whoever writes next claims it, whatever is known of the run that was there
+            if (read_json(os.path.join(path, OWNER_MARKER)) or {}).get("run_id") == run_id:
+                return "%s is marked as its output, and is judged by its records until it is cleared" % path
+            if any(name.startswith(run_id + ".") for name in _names(os.path.join(path, OUTPUT_LEDGER))):
+                return "the ledger of %s names it, and is judged by its records until it is cleared" % path
+            try:
+                doubt = self._later.why_there(paths.ledger, path)
+            except (KeyError, TypeError) as error:
+                doubt = "a ledger cannot be read: %s: %s" % (type(error).__name__, error)
+            if doubt:
+                words = "its samples may be in %s, and `ctl convert` reads its records until that is cleared: %s"
+                return words % (path, doubt)
         return None
 
 
@@ -219,35 +248,6 @@ def _is_placed(paths: RunPaths, path: str, found: Fingerprint, placed: Mapping[s
         return False
     _, sha256 = sha256_of([os.path.join(paths.folder, path)])
     return sha256 == str(entry["sha256"])
-
-
-def _why_output(run_id: str, paths: RunPaths, plan: Mapping[str, Any]) -> Optional[str]:
-    for output in (plan.get("job") or {}).get("outputs") or []:
-        path = output["path"]
-        if not _names(output["root"]):
-            return "whether its output %s is there cannot be seen: %s is empty or gone, as if it were not mounted" % (
-                path,
-                output["root"],
-            )
-        try:
-            os.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        if _names(path) == [OWNER_MARKER]:
-            continue  # emptied by ctl: whoever writes next claims it, whatever is known of the run that was there
-        if (read_json(os.path.join(path, OWNER_MARKER)) or {}).get("run_id") == run_id:
-            return "%s is marked as its output, and is judged by its records until it is cleared" % path
-        if any(name.startswith(run_id + ".") for name in _names(os.path.join(path, OUTPUT_LEDGER))):
-            return "the ledger of %s names it, and is judged by its records until it is cleared" % path
-        if _vouched(paths):
-            return "its samples may be in %s, and `ctl convert` reads its records until that is cleared" % path
-    return None
-
-
-def _vouched(paths: RunPaths) -> bool:
-    """Whether the run's own ledger names a file: one that it wrote, or one that it kept of an earlier run."""
-    names = (os.path.join(paths.ledger, name) for name in _names(paths.ledger))
-    return any("file" in line for name in names for line in each_line(name))
 
 
 def _why_uncopied(

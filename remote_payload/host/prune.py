@@ -41,6 +41,13 @@ class Chosen(NamedTuple):
     contents: Contents
 
 
+class Kept(NamedTuple):
+    """Why a folder stays, and how large it is; None where it cannot be listed."""
+
+    why: str
+    bytes: Optional[int]
+
+
 def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     """Verb `prune`: {"workdir", "lease_dir", "older_than_s", "keep"}, body {"copied", "confirmed"}.
 
@@ -50,7 +57,7 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     shown, and these folders are deleted.
 
     Answers {"runs": [{"run_id", "folder", "unfinished", "name", "kind", "state", "end_reason", "ended", "entries",
-    "bytes", "digest"}], "kept": [{"run_id", "why"}], "deleted": [{"run_id", "entries", "bytes"}], "failed":
+    "bytes", "digest"}], "kept": [{"run_id", "why", "bytes"}], "deleted": [{"run_id", "entries", "bytes"}], "failed":
     [{"run_id", "why"}], "remaining": ids of `confirmed` of which something is still there}. Raises HostError
     (`prune-changed`) if a confirmed folder is not what was shown; nothing is deleted then.
     """
@@ -92,40 +99,47 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
 
 def _choose(
     layout: Layout, request: Mapping[str, Any], needs: Needs
-) -> Tuple[Dict[str, Chosen], List[Dict[str, str]]]:
+) -> Tuple[Dict[str, Chosen], List[Dict[str, Any]]]:
     """Return what may go by the name of its folder, the oldest first, and what of the rest is kept for a reason."""
     names = sorted(os.listdir(layout.runs)) if os.path.isdir(layout.runs) else []
     runs = [name for name in names if RUN_ID.fullmatch(name)]
     old = runs[: max(0, len(runs) - max(0, request["keep"]))]
     chosen: Dict[str, Chosen] = {}
-    kept: List[Dict[str, str]] = []
+    kept: List[Dict[str, Any]] = []
     for name in [name for name in names if _ASIDE.fullmatch(name)] + old:
         run_id = name[len(ASIDE) :] if name.startswith(ASIDE) else name
         try:
             found = _look(layout, name, run_id, request.get("older_than_s"), needs)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            found = "its records cannot be read: %s: %s" % (type(error).__name__, error)
+            found = Kept("its records cannot be read: %s: %s" % (type(error).__name__, error), None)
         except Refused as refused:
-            found = refused.problem["what"]
+            found = Kept(refused.problem["what"], None)
         if isinstance(found, Chosen):
             chosen[name] = found
         elif found:
-            kept.append({"run_id": run_id, "why": found})
+            kept.append({"run_id": run_id, "why": found.why, "bytes": found.bytes})
     return chosen, kept
 
 
-def _look(layout: Layout, name: str, run_id: str, older_than_s: Optional[float], needs: Needs) -> Union[Chosen, str]:
-    """Return the folder as it may go, or why it stays; "" if it is only too young."""
+def _look(
+    layout: Layout, name: str, run_id: str, older_than_s: Optional[float], needs: Needs
+) -> Union[Chosen, Kept, None]:
+    """Return the folder as it may go, or why it stays; None if it is only too young."""
     with _opened(layout, name) as place:
         if name != run_id:
             contents = read_contents(place)
-            return contents.why_not or Chosen(_row(run_id, name, {}, None, contents), contents)
+            if contents.why_not:
+                return Kept(contents.why_not, contents.bytes)
+            return Chosen(_row(run_id, name, {}, None, contents), contents)
         standing = judge_run(layout.run(run_id))
         contents = read_contents(place)
         if older_than_s is not None and time.time() - _ended_at(standing, contents) <= older_than_s:
-            return ""
+            return None
+        why = needs.why(run_id, standing, contents)
+        if why:
+            return Kept(why, contents.bytes)
         plan = read_json(layout.run(run_id).plan) or {}
-        return needs.why(run_id, standing, contents) or Chosen(_row(run_id, name, plan, standing, contents), contents)
+        return Chosen(_row(run_id, name, plan, standing, contents), contents)
 
 
 def _row(
@@ -209,7 +223,7 @@ def _delete(layout: Layout, name: str, confirmed: Contents) -> None:
     Raises HostError, Refused, OSError.
     """
     with _opened(layout, name) as place:
-        done = delete(place, confirmed.entries, spared="")
+        done = delete(place, confirmed.entries, spared=())
         left = [*done.failures, *("%r appeared or changed meanwhile" % name for name in done.newcomers)]
         if left:
             raise HostError("prune-incomplete", "%d entries stay" % len(left), "; ".join(left[:5]))

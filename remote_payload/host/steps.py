@@ -144,14 +144,15 @@ def _clear(step: Dict[str, Any], run: Run) -> None:
     for output in run.plan["job"]["outputs"]:
         try:
             report = clear(output, run.plan["run_id"], run.plan["host"]["workdir"])
-            claim(output, run.plan["run_id"])
+            claim(output, run.plan["run_id"], run.plan["job"]["kind"])
         except ClearError as error:
             raise StepEnded(Ending(error.end_reason, str(error), step["name"])) from error
         run.emit(
             "notice",
             level="info",
             code="cleared",
-            text="%(path)s is ready (%(stale)s): %(deleted_entries)d entries deleted, %(remaining)d kept" % report,
+            text="%(path)s is ready (%(stale)s): %(deleted_entries)d entries deleted, %(remaining)d kept" % report
+            + (", and %d that are not ctl's" % report["not_ours"] if report["not_ours"] else ""),
         )
 
 

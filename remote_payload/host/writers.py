@@ -40,8 +40,8 @@ def is_spent(workdir: str, path: str, listing: Listing, run_id: str = "") -> boo
     loading for it. `run_id` is the run that asks, which does not stand in its own way.
     """
     marker, examples = listing["marker"], listing["examples"]
-    if not examples or len(examples) != listing["entries"] or listing["problems"]:
-        return False
+    if not examples or len(examples) != listing["entries"] or listing["problems"] or listing["not_ours"]["entries"]:
+        return False  # what somebody put beside the records says that the folder is worth a question
     if marker is None or marker.get("owner") != user_name(os.getuid()):
         return False
     runs = {str(marker["run_id"])}

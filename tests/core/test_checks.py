@@ -213,3 +213,43 @@ def test_what_no_extraction_writes_is_named_before_it_is_deleted() -> None:
     (finding,) = check_outputs(report, {"run_id": "20260101-000000-abcdef"})  # type: ignore[typeddict-item]
     assert finding.code == "output-clear"
     assert finding.what.endswith("also what no extraction writes: notes.txt")
+
+
+@pytest.mark.parametrize(
+    ("stale", "entries", "level", "words"),
+    [
+        ("clear", 3, "warn", "3 entries (30 B) in /data/out/x will be deleted; {} (left alone)"),
+        ("fail", 3, "fail", "/data/out/x holds 3 entries (30 B) of an earlier run; {} (left alone)"),
+        ("quarantine", 3, "warn", "will be moved to /data/out/x.quarantine-R; {} (moved with it)"),
+        ("resume", 3, "ok", "bad ones go to /data/out/x.quarantine-R; {} (left alone)"),
+        ("fail", 0, "ok", "/data/out/x holds nothing of ctl's; {} (left alone)"),
+        ("quarantine", 0, "ok", "/data/out/x holds nothing of ctl's; {} (left alone)"),
+    ],
+)
+def test_what_is_not_ctls_is_told_apart(stale: str, entries: int, level: str, words: str) -> None:
+    listing = {
+        "path": "/data/out/x", "root": "/data/out", "stale": stale, "adopt": False, "exists": True, "spent": False,
+        "marker": {"run_id": "20260101-000000-abcdef"}, "manifest": None, "entries": entries, "bytes": 10 * entries,
+        "digest": "d", "others": [], "foreign": False, "problems": [], "run": None, "partial": 0,
+        "not_ours": {"entries": 7, "bytes": 70, "names": [*"abcdef", "g/"]},
+        "examples": [{"path": f"hs_{index}.safetensors", "type": "file", "size": 10} for index in range(entries)],
+    }  # fmt: skip
+    report = {"uid": 0, "user": "root", "sections": {"outputs": {"ok": True, "data": {"outputs": [listing]}}}}
+    plan: Any = {"run_id": "R", "extract": None, "job": {"kind": "extract"}}
+    (finding,) = check_outputs(report, plan)
+    assert finding.level == level
+    assert finding.what.endswith(words.format("7 entries that are not ctl's: a, b, c, d, e and 2 more"))
+    assert "not ctl's" not in finding.why
+
+
+def test_the_output_of_a_command_has_names_of_its_own() -> None:
+    listing = {
+        "path": "/data/out/x", "root": "/data/out", "stale": "clear", "adopt": False, "exists": True, "run": None,
+        "marker": {"run_id": "20260101-000000-abcdef", "kind": "command"}, "manifest": None, "entries": 1, "bytes": 1,
+        "digest": "d", "others": ["model.pt2"], "foreign": False, "problems": [],
+        "examples": [{"path": "model.pt2", "type": "file", "size": 1}],
+    }  # fmt: skip
+    report = {"uid": 0, "user": "root", "sections": {"outputs": {"ok": True, "data": {"outputs": [listing]}}}}
+    plan: Any = {"run_id": "R", "extract": None, "job": {"kind": "command"}}
+    (finding,) = check_outputs(report, plan)
+    assert finding.what == "1 entry (1 B) in /data/out/x will be deleted"

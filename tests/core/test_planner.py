@@ -52,7 +52,7 @@ def test_checks_can_be_switched_off_and_the_plan_says_so() -> None:
     made = planner.make_plan(host(), playbook(), overrides=overrides, **GIVEN)
     assert made["extract"] is not None
     assert made["extract"]["canary"] is False
-    assert [step["name"] for step in made["job"]["steps"]] == ["recheck", "clear", "extract", "verify"]
+    assert [step["name"] for step in made["job"]["steps"]] == ["recheck", "claim", "extract", "verify"]
 
 
 def test_a_rehearsal_alone_owns_no_output() -> None:
@@ -186,6 +186,32 @@ def test_preflight_adds_what_was_seen_and_leaves_the_first_plan_alone() -> None:
     assert second["job"]["outputs"] == [seen]
     assert second["timings"] == {"push_s": 0.5}
     assert first == before
+
+
+@pytest.mark.parametrize(
+    ("stale", "planned", "empty", "full"),
+    [
+        ("fail", "claim", "claim", "clear"),  # records of a failed run, which count as nothing, go
+        ("clear", "clear", "claim", "clear"),
+        ("quarantine", "clear", "claim", "clear"),
+        ("resume", "claim", "claim", "claim"),
+    ],
+)
+def test_a_plan_clears_only_where_there_may_be_something(stale: str, planned: str, empty: str, full: str) -> None:
+    """The host does the same step under either name: it compares the folder with what was shown."""
+
+    def step(made: Plan) -> str:
+        (found,) = (step for step in made["job"]["steps"] if step["kind"] == "clear")
+        return found["name"]
+
+    made = planner.make_plan(host(), playbook(), overrides=Overrides(stale=stale), **GIVEN)
+    (output,) = made["job"]["outputs"]
+    assert step(made) == planned
+    assert step(planner.with_preflight(made, [output], {})) == empty
+    seen: OwnedOutput = {**output, "digest": "cd" * 32, "entries": 3, "bytes": 9}
+    assert step(planner.with_preflight(made, [seen], {})) == full
+    rows = {tuple(row) for section in describe(made, playbook())["sections"] for row in section["rows"]}
+    assert (planned in {row[0] for row in rows}, "" in {row[1] for row in rows}) == (True, False)
 
 
 def test_preflight_cannot_widen_what_may_be_cleared() -> None:

@@ -71,6 +71,15 @@ def test_clear_shows_asks_deletes_and_looks_again(project: Project) -> None:
     cleared = project.json("clear", "output/old", "--host", "demo", "--yes")
     assert (cleared["entries"], cleared["deleted_entries"], cleared["remaining"]) == (1, 1, 0)
     assert [path.name for path in folder.iterdir()] == [".ctl-owner.json"]
+    (folder / ".ctl-owner.json").write_text(json.dumps({**marker, "kind": "extract"}))
+    for name in ("hs_0.safetensors", "notes.txt"):
+        (folder / name).write_bytes(b"x" * 10)
+    spared = project.json("clear", "output/old", "--host", "demo", "--yes")
+    assert (spared["deleted_entries"], spared["not_ours"]["names"]) == (1, ["notes.txt"])
+    assert sorted(path.name for path in folder.iterdir()) == [".ctl-owner.json", "notes.txt"]
+    again = project.ctl("clear", "output/old", "--host", "demo", "--yes")
+    assert "holds nothing of ctl's" in again.stdout
+    assert "notes.txt" in again.stdout
     outside = project.json("clear", "/etc/ssh", "--host", "demo", "--yes", code=2)
     assert outside["error"]["code"] == "output-outside-roots"
 
@@ -120,7 +129,12 @@ def test_prune_shows_asks_deletes_and_looks_again(project: Project) -> None:
     assert project.json("summary", run_id)["run_id"] == run_id  # the copy here is whole
     attached = project.ctl("attach", run_id, "--progress", "plain")
     assert attached.returncode == 0, attached.stderr
-    assert "has deleted its folder of the run" in attached.stderr
+    assert "has no folder of the run any more" in attached.stderr
+    # Nothing is left to be stopped, as of every run that has ended: no failure of the command.
+    stopped = project.json("stop", run_id)
+    assert (stopped["state"], stopped["end_reason"], stopped["killed"]) == ("finished", "succeeded", [])
+    assert "has deleted its folder since" in stopped["message"]
+    assert project.json("stacks", run_id, code=2)["error"]["code"] == "run-ended"
 
 
 def test_logs_are_selected_by_line(project: Project, spoken: str) -> None:

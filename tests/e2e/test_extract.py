@@ -120,6 +120,7 @@ def test_stale_files_are_refused_listed_and_only_ours_are_cleared(
     outside.mkdir()
     (outside / "precious").write_text("reached through a link")
     (project.output / "link").symlink_to(outside)
+    (project.output / "hs_99.safetensors").symlink_to(outside)
     before = sorted(os.listdir(project.output))
     refused = project.json("extract", "--host", "demo", "--playbook", "demo", "--stale", "fail", code=3)
     assert refused["error"]["code"] == "output-stale"
@@ -143,7 +144,7 @@ def test_stale_files_are_refused_listed_and_only_ours_are_cleared(
     assert sorted(name for name in os.listdir(project.output) if name.startswith("hs_")) == [
         f"hs_{index}.safetensors" for index in range(6)
     ]
-    assert not (project.output / "link").is_symlink()
+    assert (project.output / "link").readlink() == outside, "no extraction writes that: it is somebody's"
     assert (outside / "precious").read_text() == "reached through a link"
     assert (project.output.parent / "sentinel").read_text() == "not yours"
 

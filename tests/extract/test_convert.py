@@ -87,7 +87,12 @@ def test_to_specforge_the_final_norm_is_applied(tmp_path: Path) -> None:
     document = read_json(str(tmp_path / "converted" / "verify.json"))
     assert document is not None
     assert document["samples"] == {"expected": 3, "written": 3, "skipped": 0, "failed": 0, "missing": 0}
-    assert document["final_norm"] is True
+    assert (document["final_norm"], document["num_layers"]) == (True, LAYERS)
+    assert document["shape"] == {"hidden": HIDDEN, "states": 4, "dtype": "bfloat16"}
+    lines = read_lines(str(tmp_path / "converted" / "ledger" / "rank-0.jsonl"))
+    last = document["states"][-1]
+    assert [state["boundary"] for state in document["states"]] == document["boundaries"] == [2, 4, 5, 8]
+    assert last["norm_max"] == max(line["states"][-1]["norm_max"] for line in lines)
     events = read_lines(str(tmp_path / "converted" / "events" / "driver.jsonl"))
     assert events[-1]["done"] == events[-1]["total"] == 3
 
@@ -120,6 +125,19 @@ def test_what_would_lose_something_is_refused(
     assert Conversions(tmp_path, form, **options).run(to) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "converted-out").exists()
+
+
+def test_files_of_other_shapes_are_a_problem(tmp_path: Path) -> None:
+    source = Conversions(tmp_path, "speculators")
+    wider = make_sample(source.source, "speculators", 1, LENGTHS[1], hidden=2 * HIDDEN)
+    run = tmp_path / "extracted" / "ledger" / "rank-0.jsonl"
+    lines = {**source.made, 1: wider}.values()
+    run.write_text("".join(json.dumps(each.line) + "\n" for each in lines))
+    assert source.run("speculators-0.3") == 0
+    assert source.run("speculators-0.3", verify=True) == 1
+    document = read_json(str(tmp_path / "converted" / "verify.json"))
+    assert document is not None
+    assert [problem["code"] for problem in document["problems"]] == ["mixed-shapes"]
 
 
 def test_records_keep_their_own_names(tmp_path: Path) -> None:

@@ -14,8 +14,11 @@ import pytest
 import torch
 from support.samples import from_fp8, make_sample
 
+from remote_payload.extract import arrow
 from remote_payload.extract.formats import NAMES, HalfFileError, format_named, why_unfit
 from remote_payload.extract.quantize import to_fp8
+from remote_payload.extract.spill import Spill
+from remote_payload.host.layout import WRITTEN_PATHS
 
 CASES = [*((form, False) for form in NAMES), ("speculators", True)]
 
@@ -138,3 +141,18 @@ def test_fp8_keeps_zeros_and_the_largest_value() -> None:
     assert restored[0].eq(0).all()
     torch.testing.assert_close(restored[1, 0, 3], states[1, 0, 3])
     torch.testing.assert_close(restored[2], states[2], rtol=0.07, atol=0.02)
+
+
+@pytest.mark.parametrize("form", NAMES)
+def test_every_path_that_is_written_is_known_as_ours(tmp_path: Path, form: str) -> None:
+    """What is not would be left by every clear, as somebody else's."""
+    layout = format_named(form)
+    for index in (0, 7, 123_456):
+        make_sample(tmp_path, form, index, 3)
+        spill = Spill(str(tmp_path), layout, index, 3, 4, 8)
+        spill.write(0, 0, memoryview(bytes(8)))  # half-written, as a killed run leaves it
+    for name in arrow.FILES:
+        (tmp_path / name).touch()
+    found = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")]
+    assert len(found) >= 6 + len(arrow.FILES)
+    assert [path for path in found if not WRITTEN_PATHS.fullmatch(path)] == []

@@ -77,6 +77,7 @@ class TestScan:
         assert scan(str(root / "no"), str(root)) | {} == {
             "exists": False, "marker": None, "manifest": None, "entries": 0, "bytes": 0, "digest": None,
             "partial": 0, "examples": [], "others": [], "foreign": False, "problems": [],
+            "not_ours": {"entries": 0, "bytes": 0, "names": []},
         }  # fmt: skip
         (root / "empty").mkdir()
         listing = scan(str(root / "empty"), str(root))
@@ -185,7 +186,7 @@ class TestClear:
         report = clear(owned(output, root), RUN)
         assert report == {
             "path": str(output), "stale": "clear", "deleted_entries": 4, "deleted_bytes": 150,
-            "quarantined_to": None, "remaining": 0,
+            "quarantined_to": None, "remaining": 0, "not_ours": 0,
         }  # fmt: skip
         assert os.listdir(output) == [OWNER_MARKER]
 

@@ -6,13 +6,13 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pytest
 from support.local_transport import LocalTransport
 
 from controller.core.command import UploadSection
-from controller.core.errors import ConfigError, RemoteFailed
+from controller.core.errors import ConfigError, RefusedError
 from controller.core.model import Host
 from controller.localdata import LocalData, local_data
 from controller.localfiles import local_files
@@ -20,6 +20,7 @@ from controller.payload import load_payload
 from controller.stages import data, push, uploads
 from controller.stages.base import Context
 from controller.stages.sending import Meter
+from controller.transport.base import Process
 
 BYTES = 5 << 20
 
@@ -101,7 +102,7 @@ def test_a_file_that_changes_meanwhile_is_refused_and_leaves_nothing(tmp_path: P
     (tmp_path / "d.jsonl").write_text("a" * 100)
     found = make(tmp_path)
     (tmp_path / "d.jsonl").write_text("b" * 100)
-    with pytest.raises(RemoteFailed) as caught:
+    with pytest.raises(RefusedError) as caught:
         data.run(ctx, found)
     assert caught.value.code == "data-damaged"
     assert list((tmp_path / "work" / "data" / found.digest).iterdir()) == []
@@ -111,7 +112,7 @@ def test_names_that_lead_out_are_refused(tmp_path: Path, ctx: Context) -> None:
     (tmp_path / "d.jsonl").write_text("{}")
     entry = {"path": "../../evil", "size": 2, "sha256": "0" * 64}
     found = LocalData(path=tmp_path / "d.jsonl", files=(entry,), digest="0" * 64)
-    with pytest.raises(RemoteFailed) as caught:
+    with pytest.raises(RefusedError) as caught:
         data.run(ctx, found)
     assert caught.value.code == "data-damaged"
 
@@ -147,3 +148,16 @@ def test_what_a_killed_push_left_is_swept_after_a_day(tmp_path: Path, ctx: Conte
     uploads.run(ctx, local_files([UploadSection(path="d.jsonl")], tmp_path, "job.toml"))
     assert [path for path in old if path.exists()] == []
     assert [path for path in kept if not path.exists()] == []
+
+
+def test_two_answers_in_one_piece_are_two() -> None:
+    """As they come from a loaded host that misses nothing, and so waits for nothing in between."""
+
+    class Told:
+        pieces: ClassVar[list[bytes]] = [b'{"missing": [', b']}\n{"path": "/x"}\n']
+
+        def read(self, *, timeout: float) -> bytes:
+            return self.pieces.pop(0)
+
+    answers = data.Answers(cast("Process", Told()), "uploads")
+    assert [answers.take(), answers.take()] == [{"missing": []}, {"path": "/x"}]

@@ -38,6 +38,19 @@ def test_a_summary_says_what_was_proved_about_the_states() -> None:
     assert "switched off: nothing proves" in off.text
 
 
+def test_a_summary_says_where_the_last_state_is_taken() -> None:
+    """Whoever trains applies the final norm, or must not."""
+
+    def shape(**more: object) -> str:
+        return dict(summary_rows({**SUMMARY, "boundaries": [2, 30, 58, 61], "num_layers": 61, **more}))["shape"].plain
+
+    plain = "tokens x 4 x 7168, bfloat16, speculators"
+    assert shape(final_norm=True) == f"{plain}; the last state after the final norm"
+    assert shape(final_norm=False) == f"{plain}; the last state before the final norm"
+    assert shape(final_norm=False, boundaries=[2, 30]) == plain, "the model's last state is none of them"
+    assert shape() == plain, "of a run of an earlier version"
+
+
 def test_the_time_is_the_whole_and_its_parts() -> None:
     paper = Paper()
     timings = {

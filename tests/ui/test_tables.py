@@ -8,6 +8,7 @@ from support.recorded import RUN, failing, view_of
 from controller.core.errors import HostKeyError, RefusedError
 from controller.core.runview import FindingView
 from controller.ui.errors import print_error, print_failures, print_problems
+from controller.ui.output import print_folder, print_swept
 from controller.ui.stopped import print_stop
 from controller.ui.tables import (
     print_clear_list,
@@ -105,6 +106,35 @@ def test_a_clear_list_says_what_will_happen_to_how_much() -> None:
     moved = Paper()
     print_clear_list(moved.console, "gpu1", [{**output, "stale": "quarantine", "entries": 1, "adopt": False}])
     assert moved.lines == ["/data/out", "  1 entry, 17.0 GiB, on host gpu1: will be moved aside"]
+
+
+STRANGERS = {"entries": 3, "bytes": 9, "names": ["notes.txt", "plots/"]}
+
+
+def test_what_is_not_ctls_is_told_apart() -> None:
+    output = {"path": "/data/out", "stale": "clear", "entries": 1, "bytes": 10, "adopt": False}
+    listing = {
+        "exists": True, "entries": 1, "digest": "d", "not_ours": STRANGERS,
+        "examples": [{"path": "hs_0.safetensors", "size": 10}], "marker": {"run_id": RUN, "owner": "alice"},
+    }  # fmt: skip
+    for stale, fate in (("clear", "left alone"), ("fail", "left alone"), ("quarantine", "moved with it")):
+        paper = Paper()
+        print_clear_list(paper.console, "gpu1", [{**output, "stale": stale}], {"/data/out": listing})
+        assert paper.lines[-2:] == [
+            "          10 B  hs_0.safetensors", f"  {fate}: 3 entries that are not ctl's: notes.txt, plots/",
+        ]  # fmt: skip
+    paper = Paper()
+    print_folder(paper.console, "gpu1", output, {**listing, "entries": 0, "examples": []})
+    assert paper.lines == [
+        "/data/out holds nothing of ctl's on gpu1", "  left alone: 3 entries that are not ctl's: notes.txt, plots/",
+    ]  # fmt: skip
+    paper = Paper()
+    print_swept(
+        paper.console, {"path": "/data/out", "deleted_entries": 1, "deleted_bytes": 10, "not_ours": STRANGERS}
+    )
+    assert paper.lines == [
+        "✓ /data/out: 1 entry, 10 B deleted; left alone: 3 entries that are not ctl's: notes.txt, plots/"
+    ]
 
 
 def test_ps_lists_the_newest_first() -> None:
