@@ -165,9 +165,12 @@ class Tail:
         for folder in MIRRORED_STREAMS:
             path = os.path.join(self._paths.folder, folder)
             names = sorted(os.listdir(path)) if os.path.isdir(path) else []
-            # The gaps first: every segment that this list lacks is then told before the one that follows it.
-            for name in [LOG_GAPS] + [name for name in names if name != LOG_GAPS and name not in self._hidden]:
-                if name.endswith((".log", ".jsonl")) and os.path.exists(os.path.join(path, name)):
+            # The gaps first: every segment that this list lacks is then told before the one that follows it. One that
+            # goes after it was listed is yielded all the same: skipped here, it would be told too late.
+            if os.path.exists(os.path.join(path, LOG_GAPS)):
+                yield "%s/%s" % (folder, LOG_GAPS), os.path.join(path, LOG_GAPS)
+            for name in names:
+                if name.endswith((".log", ".jsonl")) and name != LOG_GAPS and name not in self._hidden:
                     yield "%s/%s" % (folder, name), os.path.join(path, name)
 
     def _send(self, header: Dict[str, Any], body: bytes = b"") -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.hostrun import HostRun
 
-RUN = "20260101-000000-abcdef"
+RUN = "20260101-000000-abcd04"
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ from remote_payload.host.layout import RunPaths
 from remote_payload.host.members import snapshot
 from remote_payload.host.pump import PumpKeeper, open_pipe, pump
 from remote_payload.host.segments import LogFiles, Segments
+from remote_payload.host.tail import main as tail_main
 
 LINES = "import sys\nfor number in range({count}):\n    print('%06d' % number + 'x' * 93)\n"
 
@@ -115,6 +117,34 @@ def test_without_follow_it_sends_what_is_there_and_ends(host: HostRun) -> None:
     frames = list(FrameReader().feed(stdout))
     assert mirror(frames, {})["log/000001.log"] == b"here\n"
     assert (frames[-1][0]["type"], frames[-1][0]["state"]) == ("end", "running")
+
+
+def test_a_segment_given_up_after_it_was_listed_is_told_before_the_next(host: HostRun) -> None:
+    plan = host.plan(host.python("pass"))
+    paths = host.launch(plan)
+    host.result(paths)
+    files = LogFiles(paths)
+    for number in (1, 2, 3):
+        Path(files.path(number)).write_bytes(b"%d\n" % number)
+
+    class Reader(io.BytesIO):
+        """While the first segment is sent, the pump gives up the second."""
+
+        def write(self, data: Any) -> int:
+            if data == b"1\n":
+                Path(files.gaps).write_text('{"segment": 2, "bytes": 2, "sha256": "00"}\n')
+                os.unlink(files.path(2))
+            return super().write(data)
+
+    out = Reader()
+    request = {"workdir": str(host.workdir), "run_id": plan["run_id"], "cursor": {}, "documents": {}, "follow": False}
+    assert tail_main(request, b"", out) == 0
+    sent = [header["path"] for header, _ in FrameReader().feed(out.getvalue()) if header["type"] == "append"]
+    assert [name for name in sent if name.startswith("log/")] == [
+        "log/000001.log",
+        "log/gaps.jsonl",
+        "log/000003.log",
+    ]
 
 
 def test_a_slow_reader_delays_nobody_and_a_gone_reader_ends_it(host: HostRun) -> None:

@@ -13,7 +13,7 @@ from support.stubhost import StubHost
 from controller.core.errors import ConnectionLost, RemoteFailed
 from controller.stages import launch, stop
 
-RUN = "20260101-000000-abcdef"
+RUN = "20260101-000000-abcd01"
 
 
 class Heard:

@@ -18,7 +18,7 @@ from remote_payload.host.layout import OWNER_MARKER
 from remote_payload.host.liveness import user_name
 from remote_payload.host.protocol import OwnedOutput, Plan
 
-OWNER = "20260101-000000-abcdef"
+OWNER = "20260101-000000-abcd03"
 RUN = "20260102-000000-abcdef"
 
 

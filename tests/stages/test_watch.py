@@ -16,7 +16,7 @@ from controller.core.events import Event
 from controller.stages import launch, watch
 from controller.stages.mirror import Mirror, MirrorError
 
-RUN = "20260101-000000-abcdef"
+RUN = "20260101-000000-abcd02"
 JOB = ["/bin/sh", "-c", 'i=0; while [ $i -lt 3000 ]; do echo "line $i of the job"; i=$((i+1)); done']
 EXPECTED = b"".join(b"line %d of the job\n" % number for number in range(3000))
 
