@@ -1,6 +1,6 @@
 """Draw docs/performance.png: prefill speed with capture against without, ours and vLLM's, from results of fast.py.
 
-python benchmarks/gpu/plot.py benchmarks/results/2026-11-30-h200-one/fast-*.json
+python benchmarks/gpu/plot.py RESULT.json ...      one a mode, compiled first
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GOAL = 0.99
 def main(paths: list[str]) -> int:
     figure, axes = plt.subplots(figsize=(7.2, 2.9), layout="constrained")
     labels, values, colours = [], [], []
-    for path in sorted(paths):
+    for path in paths:
         for row in json.loads(Path(path).read_text())["rows"]:
             kind, mode = row["row"].split("-")
             if kind != "plain" and "invalid" not in row:
