@@ -19,7 +19,7 @@ M = TypeVar("M", bound=BaseModel)
 Where = Callable[[Key], str]
 """From a key to where it was set: `file:line`, a flag, an environment variable."""
 
-NOT_IN_FILES = frozenset({"name", "origin"})
+NOT_IN_FILES = frozenset({"name", "origin", "engine_places"})
 """Fields that the reader fills in; in a file they are unknown keys."""
 
 
