@@ -276,7 +276,7 @@ def _result(
     first = group.first if group else None
     partly = first is not None and is_told(first)
     words = {name: value or "?" for name, value in match.groupdict().items()} if match else {}
-    words = {**dict.fromkeys(("name", "source", "detail"), "?"), **words}
+    words = {**dict.fromkeys(("name", "source", "detail", "wanted"), "?"), **words}
     beside = [each for each in (entry.beside, entry.also) if each is not None] if entry else []
     evidence += [_quote(placed) for each in beside for placed in lines if each.search(placed.line.text)]
     context = [_quote(placed) for placed in lines if CONTEXT.search(placed.line.text)]

@@ -167,6 +167,18 @@ ENTRIES = (
         line=pattern(r"error: unrecognized arguments: (?P<name>\S+)"),
     ),
     Entry(
+        code="engine-value",
+        what="[engine] `{name}` is {detail}, and should be {wanted}",
+        why="this vLLM refuses the value: its configuration is checked before anything is loaded",
+        fix="correct it in [engine] of the playbook",
+        exception=pattern(
+            r"ValidationError: \d+ validation errors? for \w+\n(?P<name>\w+)\n"
+            r"\s+Input should be (?P<wanted>[^\n]+?)(, unable to [^\n]+?)? "
+            r"\[type=\w+, input_value=(?P<detail>[^\n]+), input_type=\w+\]"
+        ),
+        frames=pattern(r"/vllm/engine/arg_utils\.py"),
+    ),
+    Entry(
         code="port-taken",
         what="a port that vLLM wants is taken",
         fix="`ss -ltnp` on the host shows by whom; end it, or choose another port (VLLM_PORT, MASTER_PORT)",

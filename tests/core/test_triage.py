@@ -29,6 +29,7 @@ LOGS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "cpu-0.32-disk-full": ("disk-full", "Worker", ()),
     "cpu-0.32-empty-message": ("empty-message", "Worker", ()),
     "cpu-0.32-engine-argument": ("engine-argument", "", ()),
+    "cpu-0.32-engine-value": ("engine-value", "", ()),
     "cpu-0.32-head-size": ("head-size", "Worker", ()),
     "cpu-0.32-killed-rank": ("killed", "VllmWorker-1", (1,)),
     "cpu-0.32-layer-signature": ("layer-signature", "Worker", ()),
@@ -355,3 +356,10 @@ def test_a_record_is_json_with_whole_words() -> None:
         "known", "code", "what", "why", "fix", "rank", "ranks", "source", "exception", "where", "evidence", "context",
         "others", "traceback",
     }  # fmt: skip
+
+
+def test_a_refused_value_is_named_with_what_it_should_be() -> None:
+    found = judged(DATA / "vllm-logs" / "cpu-0.32-engine-value.log")
+    assert found.what == "[engine] `max_num_seqs` is 'eight', and should be a valid integer"
+    assert found.exception.split("\n")[1] == "max_num_seqs"
+    assert "Input should be a valid integer" in found.evidence[1].text
