@@ -179,6 +179,15 @@ ENTRIES = (
         frames=pattern(r"/vllm/engine/arg_utils\.py"),
     ),
     Entry(
+        code="cores-per-rank",
+        what="VLLM_CPU_OMP_THREADS_BIND gives cores to another number of ranks than there are: {detail}",
+        why="it is a list of cores for each rank, divided by |",
+        fix="in [env] of the playbook give as many lists as `tensor_parallel_size`, or leave it out",
+        exception=pattern(
+            r"AssertionError: Given number of CPU id list (?P<detail>\[.*?\] doesn't match local world size \d+)"
+        ),
+    ),
+    Entry(
         code="port-taken",
         what="a port that vLLM wants is taken",
         fix="`ss -ltnp` on the host shows by whom; end it, or choose another port (VLLM_PORT, MASTER_PORT)",

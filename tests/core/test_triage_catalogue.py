@@ -119,6 +119,8 @@ MATCHES: list[tuple[str, str]] = [
     ("engine-value", raised("pydantic_core._pydantic_core.Validation" + REFUSED.format(
         field="gpu_memory_utilization", says="Input should be less than or equal to 1 [type=less_than_equal, "
         "input_value=2.0, input_type=float]").removeprefix("Validation"), ARGUMENTS)),
+    ("cores-per-rank", raised("AssertionError: Given number of CPU id list ['0', '1'] doesn't match local world size "
+                              "4.", source="EngineCore")),
     ("port-taken", raised("OSError: [Errno 98] Address already in use")),
     ("tmp-full", raised("OSError: [Errno 28] No space left on device: '/tmp/torchinductor_user/x'")),
     ("tmp-full", raised("FileNotFoundError: [Errno 2] No usable temporary directory found in ['/tmp', '/var/tmp']")),
@@ -215,6 +217,7 @@ LOOKALIKES: list[tuple[str, str | None, str]] = [
     ("engine-value", "unknown", raised(REFUSED.format(field="max_num_seqs", says=NO_INTEGER), USER)),
     ("engine-value", "unknown", raised(REFUSED.format(field="  Value error, seqs and tokens do not fit", says="x"),
                                        ARGUMENTS)),
+    ("cores-per-rank", "unknown", raised("AssertionError: Given number of heads doesn't match local world size 4.")),
     ("port-taken", "unknown", raised("OSError: [Errno 99] Cannot assign requested address")),
     ("lease-taken", "unknown", raised("RuntimeError: the lease of the office is taken")),
     ("tmp-full", "disk-full", raised("OSError: [Errno 28] No space left on device: '/data/tmp/x'")),
