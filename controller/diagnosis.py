@@ -16,6 +16,7 @@ from controller.core.runview import RunView
 from controller.core.state import reduce
 from controller.core.tracebacks import FoldedFailure
 from controller.core.triage import Ending, PlacedLine, Triage, place_lines, triage
+from controller.core.triage_entry import is_told
 from controller.runfolder import RunFolder
 from remote_payload.host.protocol import EndReason
 
@@ -57,7 +58,7 @@ def diagnose_run(folder: RunFolder) -> Diagnosis:
     if ending.end_reason in UNTRIAGED:
         return Diagnosis(files=tuple(files))
     lines = [*_stream(files, "log/"), *_kernel_lines(view)]
-    failures = view.exceptions or worker_tracebacks(placed.line for placed in lines)
+    failures = _failures(view, lines)
     return Diagnosis(files=tuple(files), failures=failures, triage=triage(lines, failures, ending))
 
 
@@ -80,7 +81,7 @@ def diagnose_files(paths: Sequence[Path]) -> Diagnosis:
             f"cannot read {error.filename}", why=error.strerror or str(error), code="log-unreadable"
         ) from error
     lines += _kernel_lines(view)
-    failures = view.exceptions or worker_tracebacks(placed.line for placed in lines)
+    failures = _failures(view, lines)
     ending = (
         Ending(end_reason=view.end.end_reason, signal=view.end.signal, message=view.end.message) if view.end else None
     )
@@ -133,6 +134,18 @@ def _view(paths: Sequence[Path]) -> RunView:
     for event in sorted(events, key=lambda event: event.t):
         view = reduce(view, event)
     return view
+
+
+def _failures(view: RunView, lines: Sequence[PlacedLine]) -> tuple[FoldedFailure, ...]:
+    """Return the exceptions of the events and, where those only tell of another process, what the log holds first.
+
+    A process of vLLM that fails before the capture is in it, as its engine core does, reports no event.
+    """
+    if any(not is_told(each.first) for each in view.exceptions):
+        return view.exceptions
+    known = {each.first.cause for each in view.exceptions}
+    logged = worker_tracebacks(placed.line for placed in lines)
+    return (*(each for each in logged if each.first.cause not in known), *view.exceptions)
 
 
 def _kernel_lines(view: RunView) -> list[PlacedLine]:

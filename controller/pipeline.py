@@ -229,6 +229,7 @@ def preflight(ctx: Context, intention: Intention) -> preflight_stage.PreflightOu
         min_free_bytes=limits.min_free_bytes if limits else None,
         min_memory_bytes=needs.min_memory_bytes,
         programs=programs(intention.plan, needs.programs),
+        engine_places=getattr(intention.playbook, "engine_places", {}),
         allow=(*(limits.allow if limits else ()), *intention.allow, *queue),
     )
     return preflight_stage.run(ctx, intention.plan, expected)

@@ -54,6 +54,45 @@ def test_a_run_with_events_is_judged_by_them(tmp_path: Path) -> None:
     assert (found.code, found.rank) == ("layer-signature", 3)
 
 
+def driver_was_told(text: str = "Engine core initialization failed. See root cause above.") -> Event:
+    """What the driver reports of an engine core that did not come up: nothing of its own."""
+    trace = f'Traceback (most recent call last):\n  File "/w/engine.py", line 1, in _load\nRuntimeError: {text}'
+    data = {"rank": None, "exc_type": "RuntimeError", "message": text, "traceback": trace, "where": "driver"}
+    return Event(type="exception", run=RUN_ID, host="h", writer="driver", seq=1, t=1.0, data=data)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "source"),
+    [
+        ("cpu-0.32-shm-full", "shm-full", "EngineCore"),
+        ("cpu-0.32-module-missing", "module-missing", "VllmWorker-0"),
+        ("cpu-0.32-killed-in-load", "killed", "EngineCore"),
+    ],
+)
+def test_what_the_driver_was_only_told_is_looked_for_in_the_log(
+    tmp_path: Path, name: str, code: str, source: str
+) -> None:
+    """Such a process of vLLM fails outside of the capture, so it reports no event."""
+    log = (LOGS / f"{name}.log").read_bytes()
+    folder = make_run(tmp_path, log, events=[driver_was_told()])
+    looked = diagnose_run(folder)
+    found = looked.triage
+    assert found is not None
+    assert (found.code, found.source) == (code, source)
+    assert [each.first.source for each in looked.failures][-1] == "driver"
+    events = sorted((folder.path / "events").iterdir())
+    same = diagnose_files([LOGS / f"{name}.log", *events]).triage
+    assert same is not None
+    assert (same.code, same.source) == (code, source)
+
+
+def test_what_an_event_tells_is_not_looked_for_in_the_log(tmp_path: Path) -> None:
+    shm = (LOGS / "cpu-0.32-shm-full.log").read_bytes()
+    found = diagnose_run(make_run(tmp_path, shm, events=[driver_was_told("no kernel for this model")])).triage
+    assert found is not None
+    assert (found.code, found.exception) == ("unknown", "RuntimeError: no kernel for this model")
+
+
 def kernel_said(text: str) -> Event:
     """What the supervisor of a failed run keeps of the kernel's log."""
     data = {"level": "warn", "code": "kernel", "text": text}

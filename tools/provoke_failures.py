@@ -223,6 +223,7 @@ os.wait()
     "config-key": Scenario(spoil=_edit("config.json", lambda c: c.pop("num_attention_heads"))),
     "config-broken": Scenario(spoil=lambda model: os.truncate(model / "config.json", 100)),
     "engine-argument": Scenario(script="step(start(tensor_paralel_size=2))"),
+    "engine-value": Scenario(script="step(start(max_num_seqs='eight', max_num_batched_tokens=512))"),
 }  # fmt: skip
 
 

@@ -55,14 +55,15 @@ def findings(
     bytes_expected: int | None = None,
     min_free_bytes: int | None = None,
     min_memory_bytes: int | None = None,
+    engine_places: Mapping[str, str] | None = None,
     allow: Collection[str] = (),
 ) -> tuple[Finding, ...]:
     """Judge a probe's report (see `remote_payload.host.probe`) against a plan, in the order of a person's questions.
 
     `gpu_name` must occur in each GPU's name; `data_name` is what its user calls a data set that was pushed, whose
     path on the host is a hash; `bytes_expected` is what the output takes at most, `min_free_bytes`
-    what must stay free beside it, `min_memory_bytes` what memory must be available. A failure whose
-    code is in `allow` is only warned about.
+    what must stay free beside it, `min_memory_bytes` what memory must be available; `engine_places` where the
+    playbook sets each engine argument. A failure whose code is in `allow` is only warned about.
     """
     sizes = written(report, plan)
     if sizes is not None:
@@ -81,7 +82,7 @@ def findings(
         *check_toolchain(report, plan),
         *check_model(report, plan),
         *check_capability(report, plan),
-        *check_engine(report, plan),
+        *check_engine(report, plan, engine_places or {}),
         *check_data(report, plan, data_name),
         *check_source(report, plan),
         *check_outputs(report, plan),

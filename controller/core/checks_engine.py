@@ -7,30 +7,55 @@ from typing import Any
 
 from controller.core.checks_gpus import ranks
 from controller.core.checks_health import describe_links
+from controller.core.enginevalues import NUMBERS, refused, wants, written
 from controller.core.finding import Finding, failed, passed, section, some, warned
 from controller.core.suggest import nearest
 from remote_payload.host.protocol import Plan
 
+NO_PLACE = "[engine] of the playbook"
 
-def check_engine(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
-    """Judge argument names against EngineArgs, and say which attention and all-reduce vLLM can take."""
+
+def check_engine(report: Mapping[str, Any], plan: Plan, places: Mapping[str, str]) -> Iterator[Finding]:
+    """Judge names and values of arguments against vLLM's own, and say which attention and all-reduce it can take.
+
+    `places` says where an argument was set, as `file:line`.
+    """
     spec, found = plan["extract"], section(report, "capability")
     if spec is None or found is None or found["package"] is None:
         return
     vllm = f"vLLM {found['version'] or 'of unknown version'}"
     known: Sequence[str] = found.get("engine_arguments") or ()
     for name in sorted(set(spec["engine"]) - set(known or spec["engine"])):
-        close = nearest(name, known)
+        close, place = nearest(name, known), places.get(name, NO_PLACE)
         yield failed(
             "engine-argument",
             f"{vllm} has no engine argument `{name}`",
             why=f"its EngineArgs in {found['package']} has {len(known)} others",
-            fix=f"in [engine] of the playbook: did you mean `{close}`?"
-            if close
-            else f"remove `{name}` from [engine] of the playbook",
+            fix=f"in {place}: did you mean `{close}`?" if close else f"remove `{name}` from {place}",
         )
+    types: Mapping[str, Mapping[str, Any]] = found.get("engine_types") or {}
+    for name in sorted(types.keys() & spec["engine"].keys()):
+        yield from _check_value(name, spec["engine"][name], types[name], vllm, places.get(name, NO_PLACE))
     if found.get("paths"):
         yield from _check_paths(found, report, plan, vllm)
+
+
+def _check_value(name: str, value: Any, wanted: Mapping[str, Any], vllm: str, place: str) -> Iterator[Finding]:
+    if refused(value, wanted):
+        close = nearest(value, map(str, wanted["choices"])) if isinstance(value, str) else None
+        yield failed(
+            "engine-value",
+            f"[engine] {name} is {written(value)}; {vllm} wants {wants(wanted)}",
+            why="the load would end with it, after older output was cleared",
+            fix=f"in {place}: " + (f"did you mean `{close}`?" if close else "write what it wants, or leave it out"),
+        )
+    elif isinstance(value, bool) and set(wanted["types"]) <= NUMBERS and not wanted["choices"]:
+        yield warned(
+            "engine-value",
+            f"[engine] {name} is {written(value)}, which {vllm} takes for {int(value)}",
+            why=f"it wants {wants(wanted)}",
+            fix=f"in {place}: write the number",
+        )
 
 
 def _check_paths(found: Mapping[str, Any], report: Mapping[str, Any], plan: Plan, vllm: str) -> Iterator[Finding]:

@@ -25,7 +25,8 @@ def check_functional(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]
             "trial-skipped",
             "the GPUs were not tried" if _cuda(plan) else "the ranks' exchange was not tried",
             why=found["skipped"],
-            fix="run preflight again when that has changed; the other checks do not prove that a GPU computes",
+            fix="run preflight again when that has changed; the other checks do not prove that "
+            + ("a GPU computes" if _cuda(plan) else "the ranks reach each other"),
         )
         return
     bad = [rank for rank in found["ranks"] if rank["at"]]

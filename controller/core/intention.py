@@ -15,7 +15,7 @@ from controller.core.boundaries import resolve_boundaries
 from controller.core.finding import size, span
 from controller.core.model import Playbook
 from controller.core.redaction import redact
-from controller.core.shape import ModelShape, bytes_expected, element_bytes, model_shape, state_count
+from controller.core.shape import ModelShape, bytes_expected, element_bytes, model_shape, sample_bytes, state_count
 from remote_payload.host.layout import Layout
 from remote_payload.host.protocol import Plan, Stale
 from remote_payload.host.titles import TITLE_ENV, title_prefix
@@ -131,6 +131,7 @@ def _capture(plan: Plan, playbook: Playbook | None) -> dict[str, Any] | None:
         "max_samples": spec["max_samples"],
         "max_seq_len": spec["max_seq_len"],
         "bytes_at_most": bytes_expected(plan, playbook),
+        "sample_bytes_at_most": sample_bytes(plan, playbook),
         "engine": dict(spec["engine"]),
     }
 
@@ -223,9 +224,17 @@ def _capture_rows(capture: dict[str, Any], data: Mapping[str, Any] | None) -> li
         ("format", f"{capture['format']}, the last state {'after' if capture['final_norm'] else 'before'} the norm"),
         ("samples", f"{samples}, {_length_text(capture)}"),
         *([("shard", "{} of {}".format(*capture["shard"]))] if capture["shard"][1] > 1 else []),
-        ("bytes", "not known before the data is read" if at_most is None else f"at most {size(at_most)}"),
+        ("bytes", _bytes_text(at_most, capture["sample_bytes_at_most"])),
         *((f"engine {name}", _argument_text(name, value)) for name, value in capture["engine"].items()),
     ]
+
+
+def _bytes_text(at_most: int | None, sample: int | None) -> str:
+    if at_most is not None:
+        return f"at most {size(at_most)}"
+    if sample is not None:
+        return f"at most {size(sample)} a sample; how many there are is told by preflight"
+    return "not known before the model is read: [model] `hidden` is not set"
 
 
 def _kind_text(kind: str, data: Mapping[str, Any] | None) -> str:

@@ -244,6 +244,27 @@ def worker_tracebacks(lines: Iterable[LogLine]) -> tuple[FoldedFailure, ...]:
     return fold(failures)
 
 
+_LONE = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): (?P<message>\S.*)")
+
+
+def lone_exceptions(lines: Iterable[LogLine]) -> tuple[FoldedFailure, ...]:
+    """Return the exceptions that processes of vLLM logged as an error in one line, the nearest the cause first.
+
+    For a log of which the frames are missing; where there is a traceback its last line is among these, too.
+    """
+    failures = []
+    for line in lines:
+        found = _LONE.fullmatch(line.text.rstrip()) if line.source and line.level in (None, Level.ERROR) else None
+        if found is not None:
+            failures.append(
+                Failure(
+                    source=line.source, rank=line.rank, exc_type=found["type"], message=found["message"],
+                    traceback=line.text.rstrip(),
+                )
+            )  # fmt: skip
+    return fold(failures)
+
+
 def rank_of(source: str) -> int | None:
     """Return the tensor-parallel rank in a process's name: 3 for `Worker_TP3` and `VllmWorker-3`."""
     found = _RANK.search(source)

@@ -288,10 +288,14 @@ class LimitsSection(_Model):
 
 
 class Playbook(_Model):
-    """What to extract, host independent. `name` and `origin` (its file) are filled in by the reader."""
+    """What to extract, host independent. The reader fills in `name`, `origin` (its file) and `engine_places`.
+
+    `engine_places` says where each engine argument was set, as `file:line`.
+    """
 
     name: str
     origin: str
+    engine_places: dict[str, str] = Field(default_factory=dict, repr=False)
     schema_version: Annotated[Literal[1], Field(alias="schema")]
     kind: Literal["extract"] = "extract"
     description: str = ""

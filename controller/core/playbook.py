@@ -37,13 +37,17 @@ def parse_playbook(name: str, path: str, text: str) -> Playbook | CommandPlayboo
     document = parse(path, text)
     if document.data.get("kind") == "command":
         return _checked(CommandPlaybook, document, name)
-    return _checked(Playbook, document, name)
+    engine = document.data.get("engine")
+    places = {key: document.where(("engine", key)) for key in engine} if isinstance(engine, dict) else {}
+    return _checked(Playbook, document, name, engine_places=places)
 
 
-def _checked(model: type[M], document: Document, name: str) -> M:
+def _checked(model: type[M], document: Document, name: str, **filled_in: object) -> M:
     if NOT_IN_FILES & document.data.keys():  # the reader's own, which `validate` could not tell from the file's
         check_keys(document.data, keys_of(model), prefix=(), where=document.where)
-    return validate(model, {**document.data, "name": name, "origin": document.path}, where=document.where)
+    return validate(
+        model, {**document.data, "name": name, "origin": document.path, **filled_in}, where=document.where
+    )
 
 
 def override(playbook: Playbook, overrides: Overrides) -> Playbook:

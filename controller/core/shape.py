@@ -48,13 +48,20 @@ def bytes_expected(plan: Plan, playbook: Playbook | None) -> int | None:
 
     A model whose own dtype is stored ("auto") is taken to have 2 bytes an element.
     """
+    spec, each = plan["extract"], sample_bytes(plan, playbook)
+    if spec is None or each is None or spec["max_samples"] is None:
+        return None
+    return -(-int(spec["max_samples"]) // int(spec["shard"][1])) * each
+
+
+def sample_bytes(plan: Plan, playbook: Playbook | None) -> int | None:
+    """Return the bytes that a sample of full length takes, as `bytes_expected` counts them; None if unknown."""
     spec = plan["extract"]
     hidden = model_shape(playbook).hidden if playbook else None
-    if spec is None or hidden is None or spec["max_samples"] is None:
+    if spec is None or hidden is None:
         return None
     token = state_count(spec) * hidden * element_bytes(spec) + TOKEN_BYTES
-    samples = -(-int(spec["max_samples"]) // int(spec["shard"][1]))
-    return samples * (int(spec["max_seq_len"]) * token + SAMPLE_OVERHEAD_BYTES)
+    return int(spec["max_seq_len"]) * token + SAMPLE_OVERHEAD_BYTES
 
 
 def state_count(spec: Mapping[str, Any]) -> int:

@@ -124,6 +124,8 @@ def range_text(numbers: Iterable[int]) -> str:
 
 _START = re.compile(r"Traceback \(most recent call last\):\s*$")
 _LAST_LINE = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?::\s?(?P<message>.*))?$", re.DOTALL)
+_VALIDATION = re.compile(r"[\w.]*ValidationError: \d+ validation errors? for ")
+"""pydantic's: each place stands on a line of its own, and what is wrong with it, indented, below."""
 _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
@@ -134,7 +136,8 @@ def collect(lines: Sequence[str], source: str, rank: int | None, *, multi_line: 
     """Find every traceback among the lines of one process, in their order.
 
     `lines` have no log prefix left. With `multi_line` the lines are one log record, so what follows the last line
-    belongs to the message; otherwise only indented lines do, because anything may follow.
+    belongs to the message; otherwise only indented lines do, and the places that pydantic lists, because anything
+    may follow.
     """
     failures = []
     position = 0
@@ -175,7 +178,8 @@ def _end(lines: Sequence[str], start: int, multi_line: bool) -> tuple[int, int |
         chained = _chained(lines, position)
         if chained is not None:
             return _end(lines, chained, multi_line)
-        if not (multi_line or lines[position][:1].isspace()):
+        listed = _VALIDATION.match(lines[last]) and lines[position + 1 : position + 2] != []
+        if not (multi_line or lines[position][:1].isspace() or (listed and lines[position + 1].startswith("  "))):
             break
         position += 1
     return position, last

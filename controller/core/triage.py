@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from controller.core.logs import LINE_CAP, LogFolder, LogLine, parse_line, rank_of, worker_tracebacks
+from controller.core.logs import LINE_CAP, LogFolder, LogLine, lone_exceptions, parse_line, rank_of, worker_tracebacks
 from controller.core.tracebacks import Failure, FoldedFailure
 from controller.core.triage_catalogue import CATALOGUE
 from controller.core.triage_entry import CONTEXT, KERNEL, Entry, is_told
@@ -180,6 +180,8 @@ def triage(
                 return result
         if ending.signal is not None:
             return _from_end(OOM_KILLED if ending.oom_killed else KILLED, ending, lines)
+        if found and (lone := [each for each in lone_exceptions(p.line for p in lines) if not is_told(each.first)]):
+            return triage(lines, (*lone, *found), ending, catalogue=catalogue)
     return _from_failure(None, (roots or list(found))[0], found, lines, None) if found else None
 
 
@@ -276,7 +278,7 @@ def _result(
     first = group.first if group else None
     partly = first is not None and is_told(first)
     words = {name: value or "?" for name, value in match.groupdict().items()} if match else {}
-    words = {**dict.fromkeys(("name", "source", "detail"), "?"), **words}
+    words = {**dict.fromkeys(("name", "source", "detail", "wanted"), "?"), **words}
     beside = [each for each in (entry.beside, entry.also) if each is not None] if entry else []
     evidence += [_quote(placed) for each in beside for placed in lines if each.search(placed.line.text)]
     context = [_quote(placed) for placed in lines if CONTEXT.search(placed.line.text)]

@@ -18,8 +18,8 @@ class Entry:
 
     `beside` must be in some other line of the log. `line` is searched in every log line, but only where no exception
     tells more. `also` are lines quoted beside the evidence. `least_ranks` is how many ranks must have failed alike;
-    `ends` are end reasons that mean this. `{name}`, `{detail}`, `{source}` in the texts are named groups of the
-    pattern that matched.
+    `ends` are end reasons that mean this. `{name}`, `{detail}`, `{wanted}`, `{source}` in the texts are named
+    groups of the pattern that matched.
     """
 
     code: str

@@ -167,6 +167,27 @@ ENTRIES = (
         line=pattern(r"error: unrecognized arguments: (?P<name>\S+)"),
     ),
     Entry(
+        code="engine-value",
+        what="[engine] `{name}` is {detail}, and should be {wanted}",
+        why="this vLLM refuses the value: its configuration is checked before anything is loaded",
+        fix="correct it in [engine] of the playbook",
+        exception=pattern(
+            r"ValidationError: \d+ validation errors? for \w+\n(?P<name>\w+)\n"
+            r"\s+Input should be (?P<wanted>[^\n]+?)(, unable to [^\n]+?)? "
+            r"\[type=\w+, input_value=(?P<detail>[^\n]+), input_type=\w+\]"
+        ),
+        frames=pattern(r"/vllm/engine/arg_utils\.py"),
+    ),
+    Entry(
+        code="cores-per-rank",
+        what="VLLM_CPU_OMP_THREADS_BIND gives cores to another number of ranks than there are: {detail}",
+        why="it is a list of cores for each rank, divided by |",
+        fix="in [env] of the playbook give as many lists as `tensor_parallel_size`, or leave it out",
+        exception=pattern(
+            r"AssertionError: Given number of CPU id list (?P<detail>\[.*?\] doesn't match local world size \d+)"
+        ),
+    ),
+    Entry(
         code="port-taken",
         what="a port that vLLM wants is taken",
         fix="`ss -ltnp` on the host shows by whom; end it, or choose another port (VLLM_PORT, MASTER_PORT)",

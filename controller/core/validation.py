@@ -19,7 +19,7 @@ M = TypeVar("M", bound=BaseModel)
 Where = Callable[[Key], str]
 """From a key to where it was set: `file:line`, a flag, an environment variable."""
 
-NOT_IN_FILES = frozenset({"name", "origin"})
+NOT_IN_FILES = frozenset({"name", "origin", "engine_places"})
 """Fields that the reader fills in; in a file they are unknown keys."""
 
 
@@ -32,10 +32,37 @@ _WRITE = {
     "string_type": 'write text in quotes: "..."',
     "tuple_type": "write a list: [...]",
     "list_type": "write a list: [...]",
-    "dict_type": "write a table: { key = ... }",
-    "model_type": "write a table: { key = ... }",
+    "dict_type": "write a table: {{ key = ... }}",
+    "model_type": "write a table: {{ key = ... }}",
+    "finite_number": "write a number other than inf and nan",
+    "greater_than_equal": "write {ge} or more",
+    "greater_than": "write more than {gt}",
+    "less_than_equal": "write {le} or less",
+    "less_than": "write less than {lt}",
+    "too_short": "write at least {min_length}",
 }
 """Type of pydantic's error (docs.pydantic.dev/latest/errors/validation_errors) -> how such a value is written."""
+
+_SAYS = {
+    "int_type": "it must be a whole number",
+    "int_from_float": "it must be a whole number",
+    "float_type": "it must be a number",
+    "finite_number": "it must be a finite number",
+    "bool_type": "it must be true or false",
+    "string_type": "it must be text",
+    "tuple_type": "it must be a list",
+    "list_type": "it must be a list",
+    "dict_type": "it must be a table",
+    "model_type": "it must be a table",
+    "literal_error": "it must be {expected}",
+    "enum": "it must be {expected}",
+    "greater_than_equal": "it must be at least {ge}",
+    "greater_than": "it must be more than {gt}",
+    "less_than_equal": "it must be at most {le}",
+    "less_than": "it must be less than {lt}",
+    "too_short": "it must have at least {min_length} in it, and has {actual_length}",
+}
+"""Type of pydantic's error -> what is said of it, with the words of its context; of others it is pydantic's words."""
 
 _QUOTED = re.compile(r"'([^']*)'")
 
@@ -106,9 +133,23 @@ def _problem(model: type[BaseModel], detail: ErrorDetails, prefix: Key, where: W
     return _Problem(
         key=key,
         what=f"{where(key)}: `{dotted(key)}` is not valid",
-        why=detail["msg"],
+        why=_says(detail),
         fix=_fix(detail),
     )
+
+
+def _says(detail: ErrorDetails) -> str:
+    words = _SAYS.get(detail["type"])
+    return detail["msg"] if words is None else words.format(**_context(detail))
+
+
+def _context(detail: ErrorDetails) -> dict[str, Any]:
+    """Return the context of an error; a whole limit has no point."""
+    context: dict[str, Any] = detail.get("ctx", {})
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in context.items()
+    }
 
 
 def _fix(detail: ErrorDetails) -> str:
@@ -116,11 +157,11 @@ def _fix(detail: ErrorDetails) -> str:
 
     The input is shown in no other case: it may be a secret.
     """
-    context = detail.get("ctx", {})
+    context = _context(detail)
     if detail["type"] in _ONE_OF:
         words = _QUOTED.findall(str(context.get("expected", "")))
-        return did_you_mean(str(detail["input"]), words, kind="values")
-    return str(context.get("fix", _WRITE.get(detail["type"], "")))
+        return did_you_mean(str(detail["input"]), words, kind="values") if words else f"write {context['expected']}"
+    return str(context.get("fix") or _WRITE.get(detail["type"], "").format(**context))
 
 
 def _unknown(key: Key, valid: Iterable[str], where: Where) -> _Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from controller.core.checks import Finding, Level, findings, owned_outputs
@@ -64,6 +64,7 @@ class Expectations:
     min_free_bytes: int | None = None
     min_memory_bytes: int | None = None
     programs: Sequence[str] = ()
+    engine_places: Mapping[str, str] = field(default_factory=dict)
     allow: Sequence[str] = ()
 
 
@@ -86,6 +87,7 @@ def run(ctx: Context, plan: Plan, expected: Expectations) -> PreflightOutcome:
         bytes_expected=expected.bytes_expected,
         min_free_bytes=expected.min_free_bytes,
         min_memory_bytes=expected.min_memory_bytes,
+        engine_places=expected.engine_places,
         allow=expected.allow,
     )
     for finding in found:

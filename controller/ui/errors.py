@@ -67,7 +67,9 @@ def print_failures(
                 _write(target, line)
             continue
         headline, *rest = first.summary.split("\n")
-        _write(target, _head("\n".join([f"{first.label}: {headline}{where}", *rest]), target))
+        _write(target, _head(f"{first.label}: {headline}{where}", target))
+        if rest:
+            _write(target, _indented("\n".join(rest)))
         if known:
             _write(target, Text("  its traceback stands above", style="dim"))
             continue

@@ -98,8 +98,8 @@ def _figures(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs, 
 
 def _disk(view: RunView, glyphs: Glyphs, *, short: bool) -> Text:
     still = _still_to_write(view)
-    # With nothing to come, or with no way of knowing what is, the rate of the past foretells nothing.
-    full = view.disk_full_s if still or (view.progress and view.progress.total is None) else None
+    # Where all that is to come has room, or where it cannot be known, the rate of the past foretells nothing.
+    full = view.disk_full_s if _disk_too_small(view) or (view.progress and view.progress.total is None) else None
     parts = [f"{'too little room: ' if short else ''}{bytes_text(view.disk_free)} left"]
     if still is not None:
         parts.append(f"{bytes_text(still)} still to write")

@@ -41,6 +41,9 @@ _DOES = {
     "canary-end": "comparing states once more at the end",
 }
 
+_LAST = ("drain", "canary-end")
+"""The phases of the driver after which, one by one, nothing is left but to end."""
+
 
 def stage_lines(shot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     """Return a line for the controller, the supervisor and the driver each, as far as they have begun."""
@@ -70,6 +73,9 @@ def work_line(shot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     if stage.fraction is not None:
         return [_bar(head, stage, shot, width, glyphs)]
     parts = [_DOES.get(stage.name, clean(stage.name))]
+    last = shot.view.phases[-1] if shot.view.phases else None
+    if stage.name == "extract" and last and last.name in _LAST and last.status is Status.DONE:
+        parts = ["shutting down the engine"]  # of which the driver tells no phase
     if stage.name == "load" and shot.shards is not None:
         parts.append(f"{shot.shards[0]} of {shot.shards[1]} shards")
     if (usual := shot.usual.get(stage.name)) is not None:

@@ -15,6 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from remote_payload.host.sections import Note
 from remote_payload.host.vllm_engine import engine_arguments, gpu_paths
 from remote_payload.host.vllm_source import Found, VllmSource, called, keyword, parameters, text
+from remote_payload.host.vllm_types import engine_types
 
 CONFIG_LIMIT = 1 << 24
 
@@ -62,7 +63,8 @@ def probe_capability(
 ) -> Dict[str, Any]:
     """Return what `read_capability` says of `package` (the folder `vllm`) and the checkpoint folder `model`.
 
-    With {"engine_arguments"} and, for a GPU's `compute` capability such as "12.0", {"paths"}: see `vllm_engine`.
+    With {"engine_arguments"}, {"engine_types"} (see `vllm_types`) and, for a GPU's `compute` capability such as
+    "12.0", {"paths"}: see `vllm_engine`.
     {"package": null} where there is no vLLM, or no configuration to look for (the section `model` tells why). Raises
     OSError, SyntaxError for source that cannot be read.
     """
@@ -77,6 +79,7 @@ def probe_capability(
         "package": package,
         **read_capability(site, config, accelerator, source),
         "engine_arguments": engine_arguments(source),
+        "engine_types": engine_types(source),
         "paths": gpu_paths(source, (int(numbers.group(1)), int(numbers.group(2)))) if numbers else None,
     }
 

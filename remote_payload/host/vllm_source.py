@@ -61,6 +61,29 @@ class VllmSource:
                 return self.find(module, node.value.id, depth + 1)
         return None
 
+    def assigned(self, module: str, name: str, depth: int = 0) -> Optional[Tuple[str, ast.expr]]:
+        """Return the module and the value that a plain assignment gives to `name`, also through imports."""
+        tree = self.tree(module)
+        if tree is None or depth > IMPORT_DEPTH:
+            return None
+        for node in _top(tree):
+            if isinstance(node, ast.Assign) and _assigns(node, name):
+                return module, node.value
+            if isinstance(node, ast.AnnAssign) and node.value and getattr(node.target, "id", "") == name:
+                return module, node.value
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    if (alias.asname or alias.name) == name:
+                        return self.assigned(self._absolute(module, node), alias.name, depth + 1)
+        return None
+
+    def imported(self, module: str, name: str) -> Optional[str]:
+        """Return the module that `name` is imported from in `module`, of any package; None if it is not."""
+        for node in _top(self.tree(module) or ast.Module(body=[], type_ignores=[])):
+            if isinstance(node, ast.ImportFrom) and name in [alias.asname or alias.name for alias in node.names]:
+                return self._absolute(module, node)
+        return None
+
     def lineage(self, found: Found) -> List[Found]:
         """Return a class and its bases that have a source here, the class first, each once, depth first."""
         order: List[Found] = []

@@ -12,6 +12,7 @@ from support.plans import GIVEN, RUN_ID, host, plan, playbook
 
 from controller.core import planner, shape
 from controller.core.errors import ConfigError, UsageError
+from controller.core.finding import size
 from controller.core.intention import describe, supervisor_env
 from controller.core.model import Overrides
 from controller.core.outputs import planned_output
@@ -271,10 +272,22 @@ def test_intention_says_what_is_uploaded_run_written_and_deleted() -> None:
     assert raw == (3456, 1800.0, shape.bytes_expected(made, playbook()))
 
 
+def bytes_row(document: dict[str, Any]) -> str:
+    rows = dict(next(section["rows"] for section in document["sections"] if section["title"] == "Capture"))
+    return str(rows["bytes"])
+
+
 def test_intention_of_unknown_model_and_of_command() -> None:
     unknown = describe(plan(), None)
     assert unknown["capture"]["boundaries"] is None
     assert unknown["capture"]["bytes_at_most"] is None
+    assert unknown["capture"]["sample_bytes_at_most"] is None
+    assert "`hidden` is not set" in bytes_row(unknown)
+    whole = describe(plan(data={"path": "d", "max_seq_len": 100}), playbook())
+    assert whole["capture"]["bytes_at_most"] is None
+    each = whole["capture"]["sample_bytes_at_most"]
+    assert each * 10 == shape.bytes_expected(plan(), playbook())
+    assert bytes_row(whole) == f"at most {size(each)} a sample; how many there are is told by preflight"
     command = planner.make_command_plan(host(), ["echo", "a b"], name="echo", **GIVEN)
     document = describe(command, None)
     assert document["capture"] is None

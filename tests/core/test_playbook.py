@@ -94,6 +94,46 @@ def test_bad_playbook_value_is_refused_with_its_key(added: str, key: str, says: 
     assert says in f"{error.what} {error.why} {error.fix}"
 
 
+@pytest.mark.parametrize(
+    ("added", "why", "fix"),
+    [
+        (
+            '[capture]\nstore_dtype = "bf16"',
+            "it must be 'auto', 'bfloat16', 'float16', 'float32' or 'fp8'",
+            "bfloat16",
+        ),
+        ("[rehearse]\nmode = 3", "it must be 'auto', 'always' or 'never'", "valid values: always, auto, never"),
+        ("[engine]\ntensor_parallel_size = 0", "it must be at least 1", "write 1 or more"),
+        ("[engine]\ntensor_parallel_size = 1.5", "it must be a whole number", "write a whole number"),
+        ("[limits]\nstop_grace = -1", "it must be more than 0", "write more than 0"),
+        ("[limits]\nstop_grace = inf", "it must be a finite number", "write a number other than inf"),
+        ("[capture]\nfinal_norm = 2", "it must be true or false", "write true or false"),
+        ("[env]\nA = 1", "it must be text", "write text in quotes"),
+        ('[preflight]\nallow = "x"', "it must be a list", "write a list"),
+        ("[[limits]]", "it must be a table", "write a table: { key = ... }"),
+    ],
+)
+def test_a_value_that_is_not_valid_is_told_what_it_must_be(added: str, why: str, fix: str) -> None:
+    """In words of ours: pydantic's speak of input."""
+    error = playbook_refused(PLAYBOOK + added)
+    assert error.why == why
+    assert fix in error.fix
+
+
+def test_another_schema_is_told_the_one_there_is() -> None:
+    error = playbook_refused(PLAYBOOK.replace("schema = 1", "schema = 2"))
+    assert (error.why, error.fix) == ("it must be 1", "write 1")
+
+
+def test_the_lines_of_engine_arguments_are_kept_also_where_a_flag_overrides() -> None:
+    text = PLAYBOOK + "[engine]\nmax_num_seqs = 8\nhf_overrides.a = 1\n"
+    made = override(playbook(text), Overrides(max_samples=3))
+    assert made.engine_places == {
+        "max_num_seqs": "/project/playbooks/m.toml:9", "hf_overrides": "/project/playbooks/m.toml:10",
+    }  # fmt: skip
+    assert "engine_places" in playbook_refused("engine_places = 1\n" + PLAYBOOK).what
+
+
 def test_all_unknown_keys_are_named_at_once() -> None:
     error = playbook_refused("titel = 1\nauthor = 2\n" + PLAYBOOK + "[engin]\n[capture]\nboundary = [2]\n")
     assert "unknown key" in error.what

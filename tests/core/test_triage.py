@@ -12,7 +12,7 @@ from support.recorded import failing, view_of
 
 from controller.core.logs import worker_tracebacks
 from controller.core.tracebacks import Failure, fold
-from controller.core.triage import EVIDENCE_LIMIT, Ending, PlacedLine, Triage, place_lines, triage
+from controller.core.triage import EVIDENCE_LIMIT, PARTLY_WHY, Ending, PlacedLine, Triage, place_lines, triage
 from controller.core.triage_catalogue import CATALOGUE
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -29,6 +29,7 @@ LOGS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "cpu-0.32-disk-full": ("disk-full", "Worker", ()),
     "cpu-0.32-empty-message": ("empty-message", "Worker", ()),
     "cpu-0.32-engine-argument": ("engine-argument", "", ()),
+    "cpu-0.32-engine-value": ("engine-value", "", ()),
     "cpu-0.32-head-size": ("head-size", "Worker", ()),
     "cpu-0.32-killed-rank": ("killed", "VllmWorker-1", (1,)),
     "cpu-0.32-layer-signature": ("layer-signature", "Worker", ()),
@@ -355,3 +356,27 @@ def test_a_record_is_json_with_whole_words() -> None:
         "known", "code", "what", "why", "fix", "rank", "ranks", "source", "exception", "where", "evidence", "context",
         "others", "traceback",
     }  # fmt: skip
+
+
+def test_a_line_of_a_process_is_the_cause_where_its_traceback_is_missing() -> None:
+    """The parent says that it stands above; of the engine core's record the frames are cut off."""
+    parent = (DATA / "vllm-threads" / "parent-only.log").read_bytes()
+    line = b"(EngineCore pid=7) ERROR 11-30 12:00:00 [core.py:9] AssertionError: "
+    known = b"Given number of CPU id list ['0', '1'] doesn't match local world size 4."
+    for said, code in ((known, "cores-per-rank"), (b"the sky is not blue", "unknown")):
+        found = triage(place_lines([("log", line + said + b"\n" + parent)]))
+        assert found is not None
+        assert (found.code, found.source, found.exception) == (code, "EngineCore", f"AssertionError: {said.decode()}")
+        assert found.why != PARTLY_WHY
+        assert (found.evidence[0].line, found.evidence[0].segment) == (1, "log")
+    for harmless in (line.replace(b"ERROR", b"INFO"), line[len(b"(EngineCore pid=7) ") :]):
+        found = triage(place_lines([("log", harmless + known + b"\n" + parent)]))
+        assert found is not None
+        assert (found.code, found.why) == ("unknown", PARTLY_WHY)
+
+
+def test_a_refused_value_is_named_with_what_it_should_be() -> None:
+    found = judged(DATA / "vllm-logs" / "cpu-0.32-engine-value.log")
+    assert found.what == "[engine] `max_num_seqs` is 'eight', and should be a valid integer"
+    assert found.exception.split("\n")[1] == "max_num_seqs"
+    assert "Input should be a valid integer" in found.evidence[1].text

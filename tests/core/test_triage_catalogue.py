@@ -47,6 +47,11 @@ RENAME = frame("/home/user/my_worker.py", "write", "os.replace(temporary, path)"
 GONE = "FileNotFoundError: [Errno 2] No such file or directory: '/out/0.tmp' -> '/out/0'"
 NCCL_WARN = "host:1:2 [0] misc/shmutils.cc:129 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-x\n"
 
+ARGUMENTS = frame(f"{VLLM}/engine/arg_utils.py", "create_engine_config", "scheduler_config = SchedulerConfig(")
+REFUSED = "ValidationError: 1 validation error for SchedulerConfig\n{field}\n  {says}"
+NO_INTEGER = ("Input should be a valid integer, unable to parse string as an integer "
+              "[type=int_parsing, input_value='eight', input_type=str]")  # fmt: skip
+
 MATCHES: list[tuple[str, str]] = [
     ("gpu-memory-kv", raised(OOM, frame(f"{VLLM}/v1/worker/gpu_model_runner.py", "initialize_kv_cache"))),
     ("gpu-memory-warm-up", raised(OOM, LOADER, frame(f"{VLLM}/v1/worker/gpu_model_runner.py", "profile_run"))),
@@ -110,6 +115,12 @@ MATCHES: list[tuple[str, str]] = [
                              "max_model_len (max_position_embeddings=1024)")),
     ("engine-argument", raised("TypeError: EngineArgs.__init__() got an unexpected keyword argument 'tensor_size'")),
     ("engine-argument", "vllm serve: error: unrecognized arguments: --tensor-size 2\n"),
+    ("engine-value", raised(REFUSED.format(field="max_num_seqs", says=NO_INTEGER), ARGUMENTS)),
+    ("engine-value", raised("pydantic_core._pydantic_core.Validation" + REFUSED.format(
+        field="gpu_memory_utilization", says="Input should be less than or equal to 1 [type=less_than_equal, "
+        "input_value=2.0, input_type=float]").removeprefix("Validation"), ARGUMENTS)),
+    ("cores-per-rank", raised("AssertionError: Given number of CPU id list ['0', '1'] doesn't match local world size "
+                              "4.", source="EngineCore")),
     ("port-taken", raised("OSError: [Errno 98] Address already in use")),
     ("tmp-full", raised("OSError: [Errno 28] No space left on device: '/tmp/torchinductor_user/x'")),
     ("tmp-full", raised("FileNotFoundError: [Errno 2] No usable temporary directory found in ['/tmp', '/var/tmp']")),
@@ -203,6 +214,10 @@ LOOKALIKES: list[tuple[str, str | None, str]] = [
     ("prompt-too-long", "unknown", raised("ValueError: The prompt (length 0) is empty")),
     ("max-model-len", "unknown", raised("ValueError: max_model_len must be positive")),
     ("engine-argument", "unknown", raised("TypeError: Params.__init__() got an unexpected keyword argument 'x'")),
+    ("engine-value", "unknown", raised(REFUSED.format(field="max_num_seqs", says=NO_INTEGER), USER)),
+    ("engine-value", "unknown", raised(REFUSED.format(field="  Value error, seqs and tokens do not fit", says="x"),
+                                       ARGUMENTS)),
+    ("cores-per-rank", "unknown", raised("AssertionError: Given number of heads doesn't match local world size 4.")),
     ("port-taken", "unknown", raised("OSError: [Errno 99] Cannot assign requested address")),
     ("lease-taken", "unknown", raised("RuntimeError: the lease of the office is taken")),
     ("tmp-full", "disk-full", raised("OSError: [Errno 28] No space left on device: '/data/tmp/x'")),
@@ -285,9 +300,12 @@ def test_each_entry_alone_is_needed_and_is_silent_on_what_looks_like_it(number: 
 @pytest.mark.parametrize("number", range(len(CATALOGUE)))
 def test_every_entry_says_what_to_do_in_words_that_can_be_filled_in(number: int) -> None:
     entry = CATALOGUE[number]
-    words = dict.fromkeys(("name", "detail", "source"), "X")
+    words = dict.fromkeys(("name", "detail", "wanted", "source"), "X")
     for text in (entry.what, entry.why, entry.fix):
-        assert text.format(**words) == text.replace("{name}", "X").replace("{detail}", "X").replace("{source}", "X")
+        filled = text
+        for word in words:
+            filled = filled.replace(f"{{{word}}}", "X")
+        assert text.format(**words) == filled
     assert entry.what
     assert entry.fix
     assert entry.exception or entry.line or entry.ends

@@ -81,10 +81,15 @@ def test_a_host_that_cannot_be_looked_at_stands_beside_those_that_can(
 
 
 def test_an_unknown_engine_argument_is_found_before_the_load(project: Project) -> None:
-    name = project.playbook("typo", ("[engine]", "[engine]\nenforce_eagre = true"))
+    name = project.playbook("typo", ("max_num_seqs = 8", 'enforce_eagre = true\nmax_num_seqs = "eight"'))
     document = project.json("preflight", "--host", "demo", "--playbook", name, "--stale", "clear", code=3)
-    (finding,) = [finding for finding in document["findings"] if finding["level"] == "fail"]
-    assert finding["code"] == "engine-argument"
-    assert "did you mean `enforce_eager`?" in finding["fix"]
+    unknown, value = [finding for finding in document["findings"] if finding["level"] == "fail"]
+    lines = (project.root / "playbooks" / "typo.toml").read_text().splitlines()
+    first = lines.index("enforce_eagre = true") + 1
+    assert unknown["code"] == "engine-argument"
+    assert f"typo.toml:{first}: did you mean `enforce_eager`?" in unknown["fix"]
+    assert value["code"] == "engine-value"
+    assert value["what"].startswith('[engine] max_num_seqs is "eight"; vLLM ')
+    assert f"typo.toml:{first + 1}: " in value["fix"]
     refused = project.json("extract", "--host", "demo", "--playbook", name, "--stale", "clear", "--yes", code=3)
     assert refused["error"]["code"] == "engine-argument"

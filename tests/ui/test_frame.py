@@ -165,10 +165,26 @@ def test_the_disk_says_when_it_is_full_and_warns_before_it_is_too_late() -> None
     sizes = {"cpu_percent": 1.0, "memory_used": 1, "memory_total": 2, "disk_total": 1 << 40}
     add(650.0, "supervisor", "sample", gpus=gpus, disk_free=900 << 30, **sizes)
     (line,) = [line for line in screen(view_of(add.events), b"", 100, 30) if line.startswith(" disk")]
-    assert re.fullmatch(r" disk    900 GiB left · 22.9 GiB still to write · full in 52 min \d\d s at this rate", line)
+    assert line == " disk    900 GiB left · 22.9 GiB still to write"  # it is never full at any rate
     assert "disk 900 GiB left" in "\n".join(screen(view_of(add.events), b"", 120, 20))  # one of the figures
     add(652.0, "supervisor", "sample", gpus=gpus, disk_free=9 << 30, **sizes)
     assert "too little room: 9.00 GiB left · 22.9 GiB still" in "\n".join(screen(view_of(add.events), b"", 60, 20))
+    (line,) = [line for line in screen(view_of(add.events), b"", 100, 30) if line.startswith(" disk")]
+    short = " disk    too little room: 9.00 GiB left · 22.9 GiB still to write · full in "
+    assert re.fullmatch(short + r"\S.* at this rate", line)
+
+
+@pytest.mark.parametrize("last", ["drain", "canary-end"])
+def test_while_the_engine_ends_the_screen_says_so(last: str) -> None:
+    add = healthy()
+    for name in ("capture", last):
+        add(644.0, "driver", "phase", name=name, status="done", seconds=1.0)
+    (line,) = [line for line in screen(view_of(add.events), b"", 100, 30) if " now " in line]
+    assert line.endswith("shutting down the engine")
+    add(645.0, "supervisor", "step", name="extract", status="done", seconds=600.0)
+    add(645.0, "supervisor", "step", name="verify", status="started")
+    (line,) = [line for line in screen(view_of(add.events), b"", 100, 30) if " now " in line]
+    assert line.endswith("reading back what was written")
 
 
 def test_the_disk_foretells_nothing_where_nothing_is_to_come_or_nobody_knows() -> None:

@@ -7,6 +7,7 @@ from support.recorded import RUN, failing, view_of
 
 from controller.core.errors import HostKeyError, RefusedError
 from controller.core.runview import FindingView
+from controller.core.tracebacks import Failure, fold
 from controller.ui.errors import print_error, print_failures, print_problems
 from controller.ui.output import print_folder, print_swept
 from controller.ui.stopped import print_stop
@@ -291,6 +292,20 @@ def test_a_workers_traceback_is_whole_and_once() -> None:
     assert "same on ranks 0-2, 4-7" in stripped
     assert stripped[-2].startswith("then driver: RuntimeError: Engine core initialization failed")
     assert stripped[-1] == "raw log: ctl-runs/x/log"
+
+
+def test_a_message_of_several_lines_keeps_them_in_the_headline() -> None:
+    paper = Paper()
+    told = "1 validation error for SchedulerConfig\nmax_num_seqs\n  Input should be a valid integer"
+    failure = Failure(
+        source="driver", rank=None, exc_type="ValidationError", message=told, traceback="Traceback", where="driver"
+    )
+    print_failures(fold([failure]), None, paper.console)
+    assert paper.lines[:3] == [
+        "✗ driver: ValidationError: 1 validation error for SchedulerConfig, at driver",
+        "  max_num_seqs",
+        "    Input should be a valid integer",
+    ]
 
 
 def test_problems_of_a_summary_are_exceptions_first() -> None:
