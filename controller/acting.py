@@ -262,7 +262,7 @@ def stop(
 ) -> ExitCode:
     """Stop a run: TERM, grace, KILL over its whole process tree, then proof that nothing is left.
 
-    Without a run and without --last it asks whether the last one is meant.
+    Without a run and without --last it asks whether the last one is meant; without a terminal it refuses.
     """
     from controller import stopping
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from controller.core.errors import Interrupted
+from controller.core.errors import Interrupted, RefusedError
 from controller.pipeline import outputs_to_confirm
 from controller.ui import terminal
 from controller.ui.terminal import loss_question
@@ -80,3 +83,38 @@ def test_ctrl_c_at_a_question_says_what_it_saved(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(terminal, "ask_yes_no", interrupted)
     with pytest.raises(Interrupted, match="nothing was deleted"):
         terminal.require_yes("delete?", unattended="", fix="", declined="nothing was deleted")
+
+
+@pytest.mark.parametrize(("answers", "sees"), [(False, True), (True, False), (False, False)])
+def test_who_cannot_see_a_question_and_answer_it_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, answers: bool, sees: bool
+) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: answers))
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: sees))
+    assert not terminal.ask_yes_no("delete?")
+    with pytest.raises(RefusedError, match="nobody is there") as refused:
+        terminal.require_yes(
+            "delete?", unattended="nobody is there", fix="add `--yes`", declined="nothing was deleted"
+        )
+    assert (refused.value.code, refused.value.fix) == ("confirmation-needed", "add `--yes`")
+
+
+def test_no_verb_has_a_way_of_its_own_to_ask() -> None:
+    """One that decides by itself whether somebody is there may take nobody for a yes, as `ctl stop` did."""
+    asking = {"can_ask", "ask_yes_no", "input", "getpass"}
+    root = Path(terminal.__file__).parents[1]
+    callers = {
+        (str(path.relative_to(root)), node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id)
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)
+    }
+    # What ssh needs, a password say, is asked in transport: without it nothing is done at all.
+    found = {(path, name) for path, name in callers if name in asking and not path.startswith("transport/")}
+    assert found == {
+        ("ui/terminal.py", "can_ask"), ("ui/terminal.py", "ask_yes_no"), ("ui/terminal.py", "input"),
+        ("commands.py", "can_ask"), ("commands.py", "ask_yes_no"),  # with or without --yes, see tests/e2e
+        ("checkup.py", "ask_yes_no"),  # about a host's key
+        ("hosting.py", "can_ask"), ("settingup.py", "input"),  # four values, none of which may be missing
+        ("provisioning.py", "getpass"),  # a token that --token-stdin announced
+    }  # fmt: skip

@@ -227,6 +227,27 @@ def test_what_other_people_have_on_the_host_is_not_said_to_be_left() -> None:
     ]
 
 
+def test_a_stop_of_an_ended_run_says_that_nothing_was_stopped() -> None:
+    paper = Paper()
+    record = {
+        "run_id": RUN, "state": "finished", "end_reason": "succeeded", "gpus_clean": True,
+        "message": "all steps succeeded", "ended": "2026-11-30T08:31:07Z",
+        "killed": [{"pid": 7, "comm": "python", "signal": "SIGKILL"}],
+    }  # fmt: skip
+    print_stop(paper.console, record, had_ended=True, untouched=True)
+    assert paper.lines == [
+        f"✓ run {RUN} had already ended at 2026-11-30T08:31:07Z: succeeded",
+        "  nothing was stopped; all steps succeeded; host left clean",
+    ]
+    paper = Paper()
+    message = "all steps succeeded; what it had left was looked at again: 1 process ended"
+    print_stop(paper.console, {**record, "message": message}, had_ended=True)
+    assert paper.lines == [
+        f"✓ run {RUN} had already ended at 2026-11-30T08:31:07Z: succeeded",
+        f"  {message}; host left clean; killed by force: 1",
+    ]
+
+
 def test_a_stop_of_a_run_that_had_failed_is_no_success() -> None:
     paper = Paper()
     record = {"run_id": RUN, "state": "finished", "end_reason": "job-failed", "gpus_clean": True, "message": "exit 1"}
