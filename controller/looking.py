@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller import completion
-from controller.app import app, command, config_app, ledger_app, subcommand, verbs
+from controller.app import MEANT, app, command, config_app, ledger_app, subcommand, verbs
 from controller.core.errors import ExitCode, UsageError
 from controller.options import (
     AdoptOption,
@@ -363,7 +363,8 @@ def help_topic(
     elif words and words[0] in verbs():
         app([*words, "--help"], prog_name="ctl", standalone_mode=False)
     else:
-        raise UsageError(f"no topic or verb `{topic}`", fix=did_you_mean(topic, (*TOPICS, *verbs()), kind="topics"))
+        known = (*TOPICS, *verbs())
+        raise UsageError(f"no topic or verb `{topic}`", fix=did_you_mean(topic, known, kind="topics", meant=MEANT))
 
 
 def config_show(as_json: JsonOption = False, verbose: VerboseOption = False) -> None:

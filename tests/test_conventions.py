@@ -69,6 +69,18 @@ def test_every_option_is_explained(words: str, command: Any) -> None:
         assert getattr(parameter, "hidden", False) or parameter.help, f"{words}: {parameter.name}"
 
 
+def test_a_switch_is_not_shown_as_if_it_took_a_value(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert app.run(["extract", "--help"]) == 0
+    page = capsys.readouterr().out
+    rows = {words[1]: words[2] for line in page.splitlines() if (words := line.split())[1:2] and "--" in words[1]}
+    assert rows["--adopt"] == "Claim"
+    assert rows["--help"] == "-h"
+    assert "bool" not in page.lower()
+
+
 def test_examples_stand_before_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["stop", "--help"]) == 0
     page = capsys.readouterr().out
@@ -106,6 +118,15 @@ def test_a_mistake_is_answered_alike_as_text_and_as_json(
         error = json.loads(said.out)["error"]
         assert hint in error["fix"]
         assert set(error) >= {"code", "what", "why", "fix"}
+
+
+@pytest.mark.parametrize("words", ["extract --json --host", "run --json -H", "ledger merge --json --output"])
+def test_an_option_without_its_value_leads_to_the_verbs_own_help(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run(words.split()) == 2
+    verb = words.partition(" --json")[0]
+    assert json.loads(capsys.readouterr().out)["error"]["fix"] == f"see `ctl {verb} --help`"
 
 
 def test_words_after_two_dashes_are_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
