@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from controller.ui.clean import text
+from controller.ui.columns import Column, fitting
 from controller.ui.formats import bytes_text
 from controller.ui.glyphs import glyphs_for
 
@@ -19,20 +19,29 @@ def print_prunable(console: Console, host: str, shown: Mapping[str, Any]) -> Non
     rows = shown["runs"]
     if rows:
         console.print(Text.assemble("run folders to be deleted on ", (text(host).plain, "bold"), ":"))
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in ("run", "name", "ended", "how", "entries", "size"):
-            table.add_column(name, justify="right" if name in ("entries", "size") else "left", no_wrap=True)
-        for row in rows:
-            table.add_row(
+        lines = [
+            [
                 text(row["run_id"]), text(row["name"] or "-"), text(row["ended"] or "-"),
                 text("its deletion was cut off" if row["unfinished"] else row["end_reason"] or row["state"]),
-                f"{row['entries']:,}", bytes_text(row["bytes"]),
-            )  # fmt: skip
-        console.print(table)
+                Text(f"{row['entries']:,}"), Text(bytes_text(row["bytes"])),
+            ]
+            for row in rows
+        ]  # fmt: skip
+        console.print(fitting(_COLUMNS, lines, console))
     else:
         console.print(Text.assemble("no run folder to delete on ", (text(host).plain, "bold")))
     for each in shown["kept"]:
         console.print(text(f"  kept: {each['run_id']}: {each['why']}", "dim"), soft_wrap=True)
+
+
+_COLUMNS = (
+    Column(title="run"),
+    Column(title="name", worth=1, least=12),
+    Column(title="ended", worth=4),
+    Column(title="how", worth=3, least=12),
+    Column(title="entries", worth=2, right=True),
+    Column(title="size", right=True),
+)
 
 
 def print_pruned(console: Console, document: Mapping[str, Any]) -> None:
