@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -137,6 +138,17 @@ def test_words_after_two_dashes_are_the_commands_own(capsys: pytest.CaptureFixtu
 
 def defect(*_: object, **__: object) -> None:
     raise RuntimeError("something of our own")
+
+
+def test_an_error_of_usage_always_says_what_to_do() -> None:
+    bare = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / "controller").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        and node.func.id in ("UsageError", "ConfigError") and "fix" not in {each.arg for each in node.keywords}
+    ]  # fmt: skip
+    assert bare == []
 
 
 def test_a_defect_leaves_a_report_and_no_screen_of_frames(
