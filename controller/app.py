@@ -176,6 +176,9 @@ def guarded(body: Callable[P, ExitCode | None]) -> Callable[P, None]:
             if isinstance(quiet, int) and quiet >= SILENT and not kwargs.get("as_json"):
                 sink = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
                 stack.enter_context(contextlib.redirect_stdout(sink))
+                from controller.ui.terminal import silence
+
+                stack.enter_context(silence())
             code = _mapped(
                 lambda: body(*args, **kwargs),
                 as_json=bool(kwargs.get("as_json")),

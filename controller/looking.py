@@ -155,12 +155,22 @@ command(
 command("doctor", panel="Look", hidden=True)(preflight)
 
 
-@command("ps", panel="Look", examples=("ctl ps --host gpu1", "ctl ps --host gpu1 --json"))
-def ps(host: HostOption = None, as_json: JsonOption = False, verbose: VerboseOption = False) -> None:
+@command(
+    "ps",
+    panel="Look",
+    examples=("ctl ps --host gpu1", "ctl ps --host gpu1 --limit 10", "ctl ps --host gpu1 --running --json"),
+)
+def ps(
+    host: HostOption = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Only the newest N runs.")] = None,
+    running: Annotated[bool, typer.Option("--running", help="Only runs that are not over.")] = False,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
     """List the runs of a host, and who holds its GPUs."""
     from controller import commands
 
-    commands.ps(host, as_json=as_json)
+    commands.ps(host, limit=limit, running=running, as_json=as_json)
 
 
 @command(

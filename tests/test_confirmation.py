@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import pytest
 
+from controller import commands
 from controller.core.errors import Interrupted, RefusedError
 from controller.pipeline import outputs_to_confirm
 from controller.ui import terminal
 from controller.ui.terminal import loss_question
-from remote_payload.host.protocol import Plan
+from remote_payload.host.protocol import OwnedOutput, Plan
 
 OUTPUT = {"path": "/data/out", "root": "/data", "adopt": False, "digest": "d", "entries": 2, "bytes": 413}
 
@@ -114,7 +115,28 @@ def test_no_verb_has_a_way_of_its_own_to_ask() -> None:
     assert found == {
         ("ui/terminal.py", "can_ask"), ("ui/terminal.py", "ask_yes_no"), ("ui/terminal.py", "input"),
         ("commands.py", "can_ask"), ("commands.py", "ask_yes_no"),  # with or without --yes, see tests/e2e
+        ("provisioning.py", "can_ask"),  # whether a plan is shown under -qq
         ("checkup.py", "ask_yes_no"),  # about a host's key
         ("hosting.py", "can_ask"), ("settingup.py", "input"),  # four values, none of which may be missing
         ("provisioning.py", "getpass"),  # a token that --token-stdin announced
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("yes", [True, False])
+def test_silence_ends_where_somebody_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], yes: bool
+) -> None:
+    """`-qq` leaves out the list of what goes; who has to agree to it sees it all the same."""
+    terminal.err_console.cache_clear()
+    for module in (terminal, commands):
+        monkeypatch.setattr(module, "can_ask", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda: "y")
+    output = cast("OwnedOutput", {**OUTPUT, "stale": "clear"})
+    with terminal.silence():
+        assert commands._confirm_clear("gpu1", [output], {}, yes=yes)
+        said = capsys.readouterr().err
+    terminal.err_console().print("after")
+    assert capsys.readouterr().err == "after\n"
+    terminal.err_console.cache_clear()
+    assert ("/data/out" in said, "delete 2 entries" in said) == (not yes, not yes)
+    assert yes == (said == "")

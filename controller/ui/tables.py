@@ -17,10 +17,12 @@ from controller.ui.clean import Encodable, clean, text
 from controller.ui.columns import Column, fitting
 from controller.ui.formats import (
     UNKNOWN,
+    Ending,
     bytes_text,
     count_text,
     duration_text,
     end_text,
+    ending_of,
     inline_text,
     plural,
     state_word,
@@ -138,8 +140,8 @@ def print_summary(console: Console, summary: Mapping[str, Any], *, cause: bool =
     `cause`: also what it failed of, where that is not told after it.
     """
     glyphs = glyphs_for(console.encoding)
-    succeeded = summary.get("end_reason") == "succeeded"
-    sign, style = sign_of("ok" if succeeded else "fail", glyphs)
+    ending = ending_of(str(summary.get("end_reason")))
+    sign, style = sign_of({Ending.WELL: "ok", Ending.STOPPED: "warn", Ending.BADLY: "fail"}[ending], glyphs)
     hosts = ", ".join(clean(host) for host in summary.get("hosts") or ())
     word = kind_word(summary.get("kind")) if summary.get("kind") in ("rehearse", "convert") else "run"
     _print(
@@ -262,7 +264,7 @@ def _states(states: Sequence[Mapping[str, Any]]) -> RenderableType:
 def _run_state(run: Mapping[str, Any]) -> Text:
     state, reason = str(run.get("state")), run.get("end_reason")
     if reason:
-        return text(end_text(str(reason)), "green" if reason == "succeeded" else "red")
+        return text(end_text(str(reason)), ending_of(str(reason)).value)
     return text(state_word(state), "cyan" if state == "running" else "yellow")
 
 

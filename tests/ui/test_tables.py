@@ -5,6 +5,7 @@ from __future__ import annotations
 from support.printed import SUMMARY, Paper
 from support.recorded import RUN, failing, view_of
 
+from controller.commands import chosen_rows
 from controller.core.errors import HostKeyError, RefusedError
 from controller.core.runview import FindingView
 from controller.ui.errors import print_error, print_failures, print_problems
@@ -147,6 +148,18 @@ def test_ps_lists_the_newest_first() -> None:
     empty = Paper()
     print_ps(empty.console, "gpu-host-1", {"runs": []})
     assert empty.lines == ["no runs on gpu-host-1"]
+
+
+def test_ps_shows_the_newest_of_those_that_are_wanted() -> None:
+    states = {"20260101-000000-00000a": "running", "20260102-000000-00000b": "finished",
+              "20260103-000000-00000c": "lost", "20260104-000000-00000d": "orphaned"}  # fmt: skip
+    rows = [{"run_id": run_id, "state": state} for run_id, state in states.items()]
+
+    def ends(limit: int | None, *, running: bool) -> str:
+        return "".join(row["run_id"][-1] for row in chosen_rows(rows, limit=limit, running=running))
+
+    assert (ends(None, running=False), ends(2, running=False)) == ("dcba", "dc")
+    assert (ends(None, running=True), ends(1, running=True)) == ("da", "d")
 
 
 def test_hosts_and_origins() -> None:
