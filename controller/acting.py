@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from controller import completion
-from controller.app import command
+from controller.app import Verb, command
 from controller.core.errors import ExitCode, UsageError
 from controller.options import (
     AdoptOption,
@@ -142,7 +141,7 @@ def convert(
     return commands.launch_and_watch(intention, yes=yes, detach=detach, progress=view, as_json=as_json)
 
 
-class RunCommand(TyperCommand):
+class RunCommand(Verb):
     """`ctl run [PLAYBOOK] [OPTIONS] [-- WORD...]`: what stands after the first `--` is never parsed here.
 
     `ctx` is click's context, which newer typers bring along under a private name.
@@ -262,7 +261,7 @@ def stop(
 ) -> ExitCode:
     """Stop a run: TERM, grace, KILL over its whole process tree, then proof that nothing is left.
 
-    Without a run and without --last it asks whether the last one is meant.
+    Without a run and without --last it asks whether the last one is meant; without a terminal it refuses.
     """
     from controller import stopping
 

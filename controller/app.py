@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ParamSpec
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from controller.core.errors import CtlError, ExitCode, Interrupted, UsageError
 from controller.core.suggest import did_you_mean
@@ -31,16 +31,65 @@ SPELLINGS = {"--dry-run=client": "--dry-run", "--dry-run=server": "--dry-run-ser
 """A flag that may have a value is beyond the parser, so each value is an option of its own to it."""
 
 
-class Verbs(TyperGroup):
+MEANT = {
+    "status": ("ps", "summary"), "state": ("ps", "summary"), "ls": ("ps", "hosts"), "list": ("ps", "hosts"),
+    "runs": ("ps",), "history": ("ps",), "show": ("summary",), "info": ("summary",), "describe": ("summary",),
+    "result": ("summary",), "results": ("summary",), "verify": ("summary", "preflight"),
+    "validate": ("preflight", "plan"), "check": ("preflight",), "tail": ("logs",), "watch": ("attach",),
+    "follow": ("attach", "logs"), "kill": ("stop",), "cancel": ("stop",), "abort": ("stop",),
+    "rm": ("clear", "prune"), "delete": ("clear", "prune"), "clean": ("clear", "prune"), "start": ("extract", "run"),
+    "launch": ("extract", "run"), "submit": ("extract", "run"), "install": ("hosts", "init"), "compare": ("diff",),
+    "debug": ("triage",), "explain": ("triage", "help"),
+}  # fmt: skip
+"""Verbs of other tools, and ours that do the same; of words that are merely mistyped the spelling is enough."""
+
+
+def no_verb(path: str, name: str, verbs: Sequence[str]) -> UsageError:
+    """Return the error for a verb that the group `path` does not have."""
+    fix = did_you_mean(name, verbs, kind="verbs", meant=MEANT)
+    if path == "ctl" and name == "completion":
+        fix = "`ctl --install-completion` sets it up for your shell"
+    if path == "ctl" and name in ("playbook", "playbooks"):
+        from controller import completion
+
+        names = ", ".join(completion.playbooks("")) or "none yet, `ctl init` writes one"
+        fix = f"`ctl plan --playbook NAME` shows what one would do; there are: {names}"
+    return UsageError(f"`{path}` has no verb `{name}`", fix=fix)
+
+
+class Parsed:
+    """What a verb and a group of them add to the parser's own: errors know their verb, and switches take no value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        parent: Any = super()
+        try:
+            words: list[str] = parent.parse_args(ctx, args)
+        except _ParseError as error:
+            error.ctx = error.ctx or ctx  # the parser of options does not say whose they are
+            raise
+        return words
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parent: Any = super()
+        params: list[Any] = parent.get_params(ctx)
+        for each in params:
+            if each.metavar is None and (getattr(each, "is_flag", False) or getattr(each, "count", False)):
+                each.metavar = ""  # else newer typers put `<bool>` behind it, as if one had to be given
+        return params
+
+
+class Verb(Parsed, TyperCommand):
+    """A verb."""
+
+
+class Verbs(Parsed, TyperGroup):
     """A group that answers an unknown verb with the nearest one, in the form of every other error."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             shown = [word for word, each in self.commands.items() if not each.hidden]
-            raise UsageError(
-                f"`{ctx.command_path}` has no verb `{name}`", fix=did_you_mean(name, shown, kind="verbs")
-            )
+            raise no_verb(ctx.command_path, name, shown)
         return super().resolve_command(ctx, args)
 
 
@@ -107,7 +156,7 @@ def _registered(
 ) -> Callable[[Callable[P, ExitCode | None]], Callable[P, None]]:
     def register(body: Callable[P, ExitCode | None]) -> Callable[P, None]:
         text = help_text(body.__doc__ or "", examples)
-        return group.command(name, help=text, **settings)(guarded(body))
+        return group.command(name, help=text, **{"cls": Verb, **settings})(guarded(body))
 
     return register
 
@@ -127,6 +176,9 @@ def guarded(body: Callable[P, ExitCode | None]) -> Callable[P, None]:
             if isinstance(quiet, int) and quiet >= SILENT and not kwargs.get("as_json"):
                 sink = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
                 stack.enter_context(contextlib.redirect_stdout(sink))
+                from controller.ui.terminal import silence
+
+                stack.enter_context(silence())
             code = _mapped(
                 lambda: body(*args, **kwargs),
                 as_json=bool(kwargs.get("as_json")),

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ from controller.pipeline import Intention
 from controller.run import Run
 from controller.runfolder import RunFolder, find_run
 from controller.ui.stream import View, choose_view
-from controller.ui.terminal import ask_yes_no, can_ask, err_console, out_console, print_json
+from controller.ui.terminal import ask_yes_no, can_ask, err_console, out_console, print_json, spoken
 from controller.workspace import load_workspace
-from remote_payload.host.protocol import OwnedOutput
+from remote_payload.host.protocol import OwnedOutput, RunState
 
 PART_OF_RUN_ID = re.compile(r"[0-9a-f-]{4,22}")
 """What `ctl triage` takes for a run where no file has that name."""
@@ -152,7 +152,8 @@ def _confirm_clear(
     from controller.ui.tables import print_clear_list
     from controller.ui.terminal import loss_question
 
-    print_clear_list(err_console(), host, outputs, listings)
+    with nullcontext() if yes or not can_ask() else spoken():
+        print_clear_list(err_console(), host, outputs, listings)
     if yes:
         return True
     if not can_ask():
@@ -219,16 +220,27 @@ def merge_ledgers(run_ids: Sequence[str], *, output: str | None, as_json: bool) 
 # ------------------------------------------------------------------------------------------ hosts, config
 
 
-def ps(host: str | None, *, as_json: bool) -> None:
+def ps(host: str | None, *, limit: int | None = None, running: bool = False, as_json: bool) -> None:
+    """List the runs of a host: the newest `limit` of them, and with `running` only those that are not over."""
     target = load_workspace().config.host(host)
     with contact.host_context(target, ask=ask_yes_no) as ctx:
         listed = contact.list_runs(ctx)
+    listed = {**listed, "runs": chosen_rows(listed["runs"], limit=limit, running=running)}
     if as_json:
         print_json({"schema_version": 1, "host": target.name, **listed})
     else:
         from controller.ui.tables import print_ps
 
         print_ps(out_console(), target.name, listed)
+
+
+OVER = frozenset({RunState.FINISHED.value, RunState.LOST.value})
+
+
+def chosen_rows(rows: Sequence[Mapping[str, Any]], *, limit: int | None, running: bool) -> list[Mapping[str, Any]]:
+    """Return the rows of `ctl ps` that were asked for, the newest first."""
+    newest = sorted(rows, key=lambda row: str(row["run_id"]), reverse=True)
+    return [row for row in newest if not running or row["state"] not in OVER][:limit]
 
 
 def hosts(*, as_json: bool) -> None:

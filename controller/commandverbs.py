@@ -11,6 +11,7 @@ from controller import gone
 from controller.core import planner
 from controller.core.commandplan import make_playbook_command_plan
 from controller.core.errors import ExitCode, UsageError
+from controller.core.findingcodes import check_codes
 from controller.localfiles import local_files
 from controller.lookup import open_run, refuse_unlaunched
 from controller.pipeline import Intention, stamp
@@ -67,6 +68,7 @@ def plan_command_playbook(
 
     Raises UsageError, ConfigError.
     """
+    allowed = check_codes(allow)
     workspace = load_workspace()
     target = workspace.config.host(host)
     chosen = workspace.command_playbook(playbook)
@@ -79,7 +81,7 @@ def plan_command_playbook(
         host=target,
         playbook=chosen,
         secret_values=workspace.secret_values(target, chosen),
-        allow=tuple(allow),
+        allow=allowed,
         runs_dir=workspace.runs_dir,
         uploads=uploads,
     )

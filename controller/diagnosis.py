@@ -78,8 +78,9 @@ def diagnose_files(paths: Sequence[Path]) -> Diagnosis:
             lines += _stream([path], "") if path.suffix != EVENTS_SUFFIX else []
     except OSError as error:
         raise UsageError(
-            f"cannot read {error.filename}", why=error.strerror or str(error), code="log-unreadable"
-        ) from error
+            f"cannot read {error.filename}", why=error.strerror or str(error),
+            fix="name logs of vLLM; or one run: its folder, its id, or a part of that", code="log-unreadable",
+        ) from error  # fmt: skip
     lines += _kernel_lines(view)
     failures = _failures(view, lines)
     ending = (

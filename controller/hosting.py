@@ -134,6 +134,7 @@ def init(
 ) -> None:
     """Write a commented hosts.toml and playbook into this folder by asking four questions; overwrites nothing."""
     from controller import settingup
+    from controller.ui.terminal import can_ask
 
     answers = settingup.Answers(address=address, python=python, model=model, data=data)
     count = _gpus(gpus, cpu=cpu)
@@ -143,7 +144,7 @@ def init(
         gpus=DEFAULT_GPUS if count is None else count,
         workdir=workdir,
         output_root=output_root,
-        prompt=settingup.ask if sys.stdin.isatty() and not as_json else None,
+        prompt=settingup.ask if can_ask() and not as_json else None,
         dry_run=dry_run,
     )
     assumed = settingup.assumptions(texts) if count is None else []

@@ -9,6 +9,7 @@ import typer
 from controller import completion
 from controller.app import hosts_app, subcommand
 from controller.core.errors import ExitCode, UsageError
+from controller.core.suggest import did_you_mean
 from controller.options import AdoptOption, JsonOption, ProgressOption, QuietOption, VerboseOption, view_mode
 
 HostArgument = Annotated[
@@ -71,7 +72,9 @@ def setup(
 
     view = view_mode(progress, quiet=quiet, verbose=verbose, as_json=as_json)
     if build not in (None, *BUILDS) or tool not in TOOLS:
-        raise UsageError("`--build` is cpu or cuda, `--tool` is auto, uv or pip", why=f"given: {build or ''} {tool}")
+        wrong, given = ("--tool", tool) if build in (None, *BUILDS) else ("--build", build or "")
+        words = TOOLS if wrong == "--tool" else BUILDS
+        raise UsageError(f"unknown word `{given}` for `{wrong}`", fix=did_you_mean(given, words, kind="words"))
     wish = Wish(
         vllm=vllm,
         build=cast("Literal['cpu', 'cuda'] | None", build),

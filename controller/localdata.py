@@ -75,7 +75,11 @@ def local_data(path: str, folder: Path) -> LocalData | None:
             code="data-missing",
         ) from error
     if not files:
-        raise ConfigError(f"the data set {found} is an empty folder", code="data-missing")
+        raise ConfigError(
+            f"the data set {found} is an empty folder",
+            fix="put its files there, or correct `path` in [data]",
+            code="data-missing",
+        )
     return LocalData(path=found, files=files, digest=data_digest(list(files)))
 
 

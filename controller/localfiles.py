@@ -60,7 +60,9 @@ def local_files(uploads: Sequence[UploadSection], folder: Path, origin: str) -> 
         files = tuple(_entry(name, sources[name]) for name in sorted(sources))
     except (OSError, UnicodeDecodeError) as error:
         what = f"cannot read {error.filename}" if isinstance(error, OSError) else f"{IGNORE_FILE} is not UTF-8"
-        raise ConfigError(f"{origin}: {what}", why=str(error), code="upload-missing") from error
+        fix = "correct the path in [[uploads]], or make the file readable"
+        fix = fix if isinstance(error, OSError) else "save it as UTF-8"
+        raise ConfigError(f"{origin}: {what}", why=str(error), fix=fix, code="upload-missing") from error
     return LocalFiles(files=files, sources=sources, digest=tree_digest(files))
 
 

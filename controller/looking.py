@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller import completion
-from controller.app import app, command, config_app, ledger_app, subcommand, verbs
+from controller.app import MEANT, app, command, config_app, ledger_app, subcommand, verbs
 from controller.core.errors import ExitCode, UsageError
 from controller.options import (
     AdoptOption,
@@ -155,12 +155,22 @@ command(
 command("doctor", panel="Look", hidden=True)(preflight)
 
 
-@command("ps", panel="Look", examples=("ctl ps --host gpu1", "ctl ps --host gpu1 --json"))
-def ps(host: HostOption = None, as_json: JsonOption = False, verbose: VerboseOption = False) -> None:
+@command(
+    "ps",
+    panel="Look",
+    examples=("ctl ps --host gpu1", "ctl ps --host gpu1 --limit 10", "ctl ps --host gpu1 --running --json"),
+)
+def ps(
+    host: HostOption = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Only the newest N runs.")] = None,
+    running: Annotated[bool, typer.Option("--running", help="Only runs that are not over.")] = False,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
     """List the runs of a host, and who holds its GPUs."""
     from controller import commands
 
-    commands.ps(host, as_json=as_json)
+    commands.ps(host, limit=limit, running=running, as_json=as_json)
 
 
 @command(
@@ -363,7 +373,8 @@ def help_topic(
     elif words and words[0] in verbs():
         app([*words, "--help"], prog_name="ctl", standalone_mode=False)
     else:
-        raise UsageError(f"no topic or verb `{topic}`", fix=did_you_mean(topic, (*TOPICS, *verbs()), kind="topics"))
+        known = (*TOPICS, *verbs())
+        raise UsageError(f"no topic or verb `{topic}`", fix=did_you_mean(topic, known, kind="topics", meant=MEANT))
 
 
 def config_show(as_json: JsonOption = False, verbose: VerboseOption = False) -> None:

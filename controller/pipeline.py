@@ -18,6 +18,7 @@ from controller.core.checks_command import programs
 from controller.core.checks_outputs import counts_as_empty
 from controller.core.command import CommandPlaybook, CommandPreflight
 from controller.core.errors import CtlError, LaunchUnknown, RefusedError
+from controller.core.findingcodes import check_codes
 from controller.core.model import Host, Overrides, Playbook
 from controller.localdata import LocalData, local_data
 from controller.localdisk import before_launch, copying
@@ -100,6 +101,7 @@ def _planned(
     *,
     wait: bool = False,
 ) -> Intention:
+    allowed = check_codes(allow)
     target = workspace.config.host(host)
     chosen = workspace.playbook(playbook, target)
     data = local_data(overrides.data or chosen.data.path, workspace.cwd)
@@ -110,7 +112,7 @@ def _planned(
         host=target,
         playbook=chosen,
         secret_values=workspace.secret_values(target, chosen),
-        allow=tuple(allow),
+        allow=allowed,
         runs_dir=workspace.runs_dir,
         data=data,
     )

@@ -9,6 +9,7 @@ import getpass
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from controller.core.errors import ExitCode, UsageError
 from controller.core.fetching import ModelWish, model_folder, plan_download
 from controller.core.model import Host
 from controller.pipeline import Intention
-from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json, require_yes
+from controller.ui.terminal import ask_yes_no, can_ask, err_console, out_console, print_json, require_yes, spoken
 from controller.workspace import Workspace, load_workspace
 from remote_payload.host.protocol import Accelerator, Step
 
@@ -138,7 +139,8 @@ def _carry_out(
     if dry_run and as_json:
         print_json(_document(intention.host, shown, steps=intention.plan["job"]["steps"]))
         return ExitCode.OK
-    print_intention(out_console() if dry_run else err_console(), shown.sections)
+    with nullcontext() if yes or not can_ask() else spoken():
+        print_intention(out_console() if dry_run else err_console(), shown.sections)
     if dry_run:
         return ExitCode.OK
     if not yes:

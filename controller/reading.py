@@ -114,7 +114,11 @@ def _previous(workspace: Workspace, run_id: str | None) -> str:
         if ((workspace.runs_dir / name / "run.json").is_file() or (workspace.runs_dir / name / "log").is_dir())
     ]  # fmt: skip
     if not launched:
-        raise UsageError(f"no run of this folder was launched before {current.run_id}", code="run-unknown")
+        raise UsageError(
+            f"no run of this folder was launched before {current.run_id}",
+            fix=f"leave out `--previous` to read {current.run_id} itself",
+            code="run-unknown",
+        )
     return launched[-1]
 
 

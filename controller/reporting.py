@@ -21,7 +21,7 @@ from controller.gone import RUN_GONE
 from controller.runfolder import RunFolder, find_run
 from controller.ui.clean import clean
 from controller.ui.report import Report, page
-from controller.ui.sample_charts import BINS, MAP_CELLS, print_sample_charts
+from controller.ui.sample_charts import BINS, map_cells, print_sample_charts
 from controller.ui.svg import require_matplotlib
 from controller.ui.terminal import ask_yes_no, err_console, out_console
 from controller.version import version
@@ -100,7 +100,7 @@ def print_samples(folder: RunFolder) -> None:
     data = recorded.load(folder)
     spec = (data.plan["extract"] if data.plan else None) or {}
     lines = list(data.lines.values())
-    norms = figures.norm_map(lines, most=MAP_CELLS)
+    norms = figures.norm_map(lines, most=map_cells(out_console().width))
     lengths = figures.lengths(lines, spec.get("max_seq_len"), len(data.truncated), most=BINS)
     print_sample_charts(out_console(), norms, lengths)
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from controller import lookup
-from controller.core.errors import ExitCode, Interrupted, LocalDiskError, RefusedError
-from controller.runfolder import going_on
+from controller.core.errors import ExitCode, Interrupted, LocalDiskError
+from controller.runfolder import RunFolder, find_run, going_on
 from controller.ui.clean import clean
 from controller.ui.formats import duration_text
-from controller.ui.terminal import ask_yes_no, can_ask, err_console, out_console, print_json
+from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json, require_yes
 from controller.workspace import load_workspace
 
 if TYPE_CHECKING:
@@ -31,11 +31,15 @@ class Said:
         host: str,
         grace_s: float,
         *,
+        ended: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console, self._clock, self._since = console, clock, clock()
         how = f"TERM to all its processes, KILL after {grace_s:g} s" if grace_s else "KILL to all its processes"
-        self._print(f"stopping run {run_id} on {host}: {how}")
+        if ended:
+            self._print(f"run {run_id} has ended: asking {host} whether it left anything")
+        else:
+            self._print(f"stopping run {run_id} on {host}: {how}")
 
     def doing(self, text: str) -> None:
         self.asked = True
@@ -52,13 +56,15 @@ class Said:
 def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool, sure: bool) -> ExitCode:
     """Stop a run; unless it is `sure` which one is meant, a person at a terminal is asked.
 
-    Raises RefusedError (`declined`), and Interrupted where a Ctrl-C ended the waiting, but not the stop.
+    Raises RefusedError (`confirmation-needed`: nobody is there to ask; `declined`), and Interrupted where a Ctrl-C
+    ended the waiting, but not the stop.
     """
-    with lookup.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
-        if not sure and can_ask() and not ask_yes_no(f"stop run {run.id} on host {run.host}?"):
-            raise RefusedError("declined: nothing was stopped", fix="name the run, or `--last`", code="declined")
+    workspace = load_workspace()
+    # What was asked about is what is stopped, whatever has been launched since.
+    wanted = run_id if sure else _confirmed(find_run(workspace.runs_dir, run_id), host)
+    with lookup.open_run(workspace, wanted, host, ask=ask_yes_no) as run:
         ended = run.ended
-        said = Said(None if as_json else err_console(), run.id, run.host, grace_s)
+        said = Said(None if as_json else err_console(), run.id, run.host, grace_s, ended=ended)
         try:
             outcome = run.stop(grace_s=grace_s, telling=said)
         except KeyboardInterrupt:
@@ -79,10 +85,11 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
         over = run_id is None and (ended or outcome.was_over)
         others = [each.run_id for each in going_on(run.folder.path.parent) if each.run_id != run.id] if over else []
         summary: Mapping[str, Any] = run.summary or {}
+        result: Mapping[str, Any] = run.folder.read("result.json") or {}
     record = {
         "schema_version": 1, "run_id": run.id, "state": outcome.state, "end_reason": outcome.end_reason,
         "gpus_clean": outcome.gpus_clean, "killed": outcome.killed, "leftovers": outcome.leftovers,
-        "message": outcome.message, "others": others,
+        "message": outcome.message, "others": others, "was_over": outcome.was_over, "ended": result.get("ended"),
         "last_stage": summary.get("last_stage"), "samples": summary.get("samples"),
     }  # fmt: skip
     if as_json:
@@ -90,9 +97,23 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
     else:
         from controller.ui.stopped import print_stop
 
-        print_stop(out_console(), record)
+        untouched = outcome.had_ended and outcome.message == result.get("message")
+        print_stop(out_console(), record, had_ended=outcome.had_ended, untouched=untouched)
     for other in others:
         words = f"it had ended before; of run {other} no end is known: ctl stop {other}"
         err_console().print(words, markup=False, soft_wrap=True)
     # "ctl stop RUN && ..." must not go on to a host on which the run still holds something.
     return ExitCode.UNEXPECTED if outcome.gpus_clean is False else ExitCode.OK
+
+
+def _confirmed(last: RunFolder, host: str | None) -> str:
+    """Return the id of the last run, which nobody named, if a person says that it is meant. Raises RefusedError."""
+    where = host or ((last.read("local.json") or {}).get("host") or {}).get("name")
+    require_yes(
+        f"stop run {last.run_id}{f' on host {where}' if where else ''}?",
+        unattended="no run is named, and nobody is there to confirm which one is meant",
+        why=f"nothing was stopped; the last run of this folder is {last.run_id}",
+        fix=f"name the run: `ctl stop {last.run_id}`; or say `ctl stop --last`",
+        declined="nothing was stopped",
+    )
+    return last.run_id

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 import controller.cli  # noqa: F401 - it registers the verbs
-from controller.app import app
+from controller.app import MEANT, app, verbs
 from controller.topics import TOPICS
 from tools.make_reference import TARGET, reference
 
@@ -76,6 +76,35 @@ def test_a_typo_is_answered_with_the_nearest_verb(folder: Path) -> None:
     done = ctl(folder, "extrct")
     assert done.returncode == 2
     assert "hint: did you mean `extract`?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("status", "did you mean `ps` or `summary`?"),
+        ("Status", "did you mean `ps` or `summary`?"),
+        ("ls", "did you mean `ps` or `hosts`?"),
+        ("list", "did you mean `ps` or `hosts`?"),
+        ("log", "did you mean `logs`?"),
+        ("kill", "did you mean `stop`?"),
+        ("verify", "did you mean `summary` or `preflight`?"),
+        ("help status", "did you mean `ps` or `summary`?"),
+        ("hosts ls", "did you mean `list`?"),
+        ("stack", "did you mean `stacks`?"),
+        ("completion", "`ctl --install-completion` sets it up"),
+        ("playbooks", "there are: demo, eagle3-kimi-k2.5, "),
+    ],
+)
+def test_another_tools_word_for_a_verb_is_answered_with_ours(folder: Path, words: str, hint: str) -> None:
+    done = ctl(folder, *words.split())
+    assert done.returncode == 2
+    assert hint in done.stderr.partition("hint: ")[2]
+
+
+def test_words_of_other_tools_lead_to_verbs_that_there_are() -> None:
+    known = set(verbs())
+    assert {verb for meant in MEANT.values() for verb in meant} <= known
+    assert not set(MEANT) & known
 
 
 TAKING_LAST = ["attach", "stop", "logs", "stacks", "replay", "summary", "report", "convert"]

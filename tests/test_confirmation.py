@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from controller.core.errors import Interrupted
+from controller import commands
+from controller.core.errors import Interrupted, RefusedError
 from controller.pipeline import outputs_to_confirm
 from controller.ui import terminal
 from controller.ui.terminal import loss_question
-from remote_payload.host.protocol import Plan
+from remote_payload.host.protocol import OwnedOutput, Plan
 
 OUTPUT = {"path": "/data/out", "root": "/data", "adopt": False, "digest": "d", "entries": 2, "bytes": 413}
 
@@ -89,3 +93,59 @@ def test_ctrl_c_at_a_question_says_what_it_saved(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(terminal, "ask_yes_no", interrupted)
     with pytest.raises(Interrupted, match="nothing was deleted"):
         terminal.require_yes("delete?", unattended="", fix="", declined="nothing was deleted")
+
+
+@pytest.mark.parametrize(("answers", "sees"), [(False, True), (True, False), (False, False)])
+def test_who_cannot_see_a_question_and_answer_it_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, answers: bool, sees: bool
+) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: answers))
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: sees))
+    assert not terminal.ask_yes_no("delete?")
+    with pytest.raises(RefusedError, match="nobody is there") as refused:
+        terminal.require_yes(
+            "delete?", unattended="nobody is there", fix="add `--yes`", declined="nothing was deleted"
+        )
+    assert (refused.value.code, refused.value.fix) == ("confirmation-needed", "add `--yes`")
+
+
+def test_no_verb_has_a_way_of_its_own_to_ask() -> None:
+    """One that decides by itself whether somebody is there may take nobody for a yes, as `ctl stop` did."""
+    asking = {"can_ask", "ask_yes_no", "input", "getpass"}
+    root = Path(terminal.__file__).parents[1]
+    callers = {
+        (str(path.relative_to(root)), node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id)
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)
+    }
+    # What ssh needs, a password say, is asked in transport: without it nothing is done at all.
+    found = {(path, name) for path, name in callers if name in asking and not path.startswith("transport/")}
+    assert found == {
+        ("ui/terminal.py", "can_ask"), ("ui/terminal.py", "ask_yes_no"), ("ui/terminal.py", "input"),
+        ("commands.py", "can_ask"), ("commands.py", "ask_yes_no"),  # with or without --yes, see tests/e2e
+        ("provisioning.py", "can_ask"),  # whether a plan is shown under -qq
+        ("checkup.py", "ask_yes_no"),  # about a host's key
+        ("hosting.py", "can_ask"), ("settingup.py", "input"),  # four values, none of which may be missing
+        ("provisioning.py", "getpass"),  # a token that --token-stdin announced
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("yes", [True, False])
+def test_silence_ends_where_somebody_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], yes: bool
+) -> None:
+    """`-qq` leaves out the list of what goes; who has to agree to it sees it all the same."""
+    terminal.err_console.cache_clear()
+    for module in (terminal, commands):
+        monkeypatch.setattr(module, "can_ask", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda: "y")
+    output = cast("OwnedOutput", {**OUTPUT, "stale": "clear"})
+    with terminal.silence():
+        assert commands._confirm_clear("gpu1", [output], {}, yes=yes)
+        said = capsys.readouterr().err
+    terminal.err_console().print("after")
+    assert capsys.readouterr().err == "after\n"
+    terminal.err_console.cache_clear()
+    assert ("/data/out" in said, "delete 2 entries" in said) == (not yes, not yes)
+    assert yes == (said == "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -69,6 +70,18 @@ def test_every_option_is_explained(words: str, command: Any) -> None:
         assert getattr(parameter, "hidden", False) or parameter.help, f"{words}: {parameter.name}"
 
 
+def test_a_switch_is_not_shown_as_if_it_took_a_value(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert app.run(["extract", "--help"]) == 0
+    page = capsys.readouterr().out
+    rows = {words[1]: words[2] for line in page.splitlines() if (words := line.split())[1:2] and "--" in words[1]}
+    assert rows["--adopt"] == "Claim"
+    assert rows["--help"] == "-h"
+    assert "bool" not in page.lower()
+
+
 def test_examples_stand_before_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["stop", "--help"]) == 0
     page = capsys.readouterr().out
@@ -88,6 +101,9 @@ def test_examples_stand_before_the_options(capsys: pytest.CaptureFixture[str]) -
         (["plan", "--host", "gpu1", "--playbook", "eagle3-kimi"], 2, "did you mean `eagle3-kimi-k2.5`?"),
         (["plan", "--host", "gpu1", "--stale", "claer"], 2, "did you mean `clear`?"),
         (["plan", "--host", "gpu1", "--format", "specforg"], 2, "did you mean `specforge`?"),
+        (["extract", "--host", "gpu1", "--allow", "disk-lo", "--dry-run"], 2, "did you mean `disk-low`?"),
+        (["run", "speculators-train", "--host", "gpu1", "--allow", "foo"], 2, "the code stands below each refusal"),
+        (["preflight", "--host", "gpu1", "--allow", "gpu-cuont"], 2, "did you mean `gpu-count`?"),
         (["help", "exit-code"], 2, "did you mean `exit-codes`?"),
         (["attach", "none-such"], 2, "ctl ps --host HOST"),
     ],
@@ -108,6 +124,15 @@ def test_a_mistake_is_answered_alike_as_text_and_as_json(
         assert set(error) >= {"code", "what", "why", "fix"}
 
 
+@pytest.mark.parametrize("words", ["extract --json --host", "run --json -H", "ledger merge --json --output"])
+def test_an_option_without_its_value_leads_to_the_verbs_own_help(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run(words.split()) == 2
+    verb = words.partition(" --json")[0]
+    assert json.loads(capsys.readouterr().out)["error"]["fix"] == f"see `ctl {verb} --help`"
+
+
 def test_words_after_two_dashes_are_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["run", "--host", "nowhere", "--", "tool", "--json", "-v"]) == 2
     said = capsys.readouterr()
@@ -116,6 +141,17 @@ def test_words_after_two_dashes_are_the_commands_own(capsys: pytest.CaptureFixtu
 
 def defect(*_: object, **__: object) -> None:
     raise RuntimeError("something of our own")
+
+
+def test_an_error_of_usage_always_says_what_to_do() -> None:
+    bare = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in (ROOT / "controller").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        and node.func.id in ("UsageError", "ConfigError") and "fix" not in {each.arg for each in node.keywords}
+    ]  # fmt: skip
+    assert bare == []
 
 
 def test_a_defect_leaves_a_report_and_no_screen_of_frames(

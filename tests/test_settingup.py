@@ -50,6 +50,19 @@ def test_init_writes_two_files_that_make_a_plan(tmp_path: Path) -> None:
     assert document["outputs"][0]["path"] == "/root/ctl/output/kimi-k2.5"
 
 
+def test_init_asks_nobody_who_would_not_see_the_questions(tmp_path: Path) -> None:
+    """Somebody may type, but what is asked goes into a file."""
+    terminal, other_end = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "controller", "init"], cwd=tmp_path, env=environment(tmp_path), text=True,
+        capture_output=True, stdin=other_end, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(terminal)
+    os.close(other_end)
+    assert done.returncode == 2
+    assert "nobody is there to answer the questions" in done.stderr
+
+
 def test_init_says_what_it_assumed_and_where(tmp_path: Path) -> None:
     told = ctl(tmp_path, "init", *ANSWERS, "--name", "gpu1").stderr
     for path, line in (("hosts.toml", "gpus = 8"), ("playbooks/kimi-k2.5.toml", "tensor_parallel_size = 8")):

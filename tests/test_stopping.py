@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from controller import lookup, stopping
 from controller.core.errors import ExitCode, Interrupted, RefusedError
 from controller.runfolder import RunFolder
 from controller.stages.stop import StopOutcome, Telling
+from controller.ui import terminal
 
 
 class Ended:
@@ -24,7 +26,7 @@ class Ended:
     id = "20260102-030405-abcdef"
     host = "gpu1"
 
-    folder: RunFolder
+    folder = RunFolder(Path("nowhere"))
     summary = None
     ended = False
 
@@ -37,7 +39,7 @@ class Ended:
         )
         return StopOutcome(
             state="stopped", end_reason="stopped", gpus_clean=self._clean, killed=[], leftovers=left, message="",
-            was_over=self._was_over,
+            was_over=self._was_over, had_ended=self._was_over,
         )  # fmt: skip
 
     def watch(self, *, follow: bool) -> None:
@@ -107,19 +109,56 @@ def test_a_stop_says_what_goes_on_unless_a_program_reads(
     assert not as_json or json.loads(out)["run_id"] == Ended.id
 
 
-def test_the_last_run_is_not_stopped_by_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def open_run(*_: Any, **__: Any) -> Iterator[Ended]:
-        yield Ended(True)
+@dataclass
+class Folder:
+    """A workspace with the runs of `runs_dir`."""
 
-    asked: list[str] = []
+    runs_dir: Path
+
+
+@pytest.fixture
+def unnamed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str | None]:
+    """A folder whose last run is `Ended`: the runs that were opened to be stopped, by the ids that were asked for."""
+    RunFolder.create(tmp_path, Ended.id).write_local(status="launched", host={"name": "gpu1"})
+    opened: list[str | None] = []
+
+    @contextmanager
+    def open_run(_: Any, run_id: str | None, *__: Any, **___: Any) -> Iterator[Ended]:
+        opened.append(run_id)
+        run = Ended(True)
+        run.folder = RunFolder(tmp_path / Ended.id)
+        yield run
+
     monkeypatch.setattr(lookup, "open_run", open_run)
-    monkeypatch.setattr(stopping, "load_workspace", lambda: None)
-    monkeypatch.setattr(stopping, "can_ask", lambda: True)
-    monkeypatch.setattr(stopping, "ask_yes_no", lambda question: bool(asked.append(question)))
-    with pytest.raises(RefusedError, match="nothing was stopped"):
-        stopping.stop(None, None, grace_s=1.0, as_json=False, sure=False)
+    monkeypatch.setattr(stopping, "load_workspace", lambda: Folder(tmp_path))
+    return opened
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_the_last_run_is_not_stopped_by_mistake(
+    monkeypatch: pytest.MonkeyPatch, unnamed: list[str | None], answer: bool
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(terminal, "can_ask", lambda: True)
+    monkeypatch.setattr(terminal, "ask_yes_no", lambda question: asked.append(question) or answer)
+    if answer:
+        assert stopping.stop(None, None, grace_s=1.0, as_json=True, sure=False) is ExitCode.OK
+    else:
+        with pytest.raises(RefusedError, match="nothing was stopped"):
+            stopping.stop(None, None, grace_s=1.0, as_json=True, sure=False)
     assert asked == [f"stop run {Ended.id} on host gpu1?"]
+    assert unnamed == ([Ended.id] if answer else []), "that run, and no host is asked before a person is"
+
+
+def test_without_a_terminal_no_run_is_stopped_on_a_guess(
+    monkeypatch: pytest.MonkeyPatch, unnamed: list[str | None]
+) -> None:
+    monkeypatch.setattr(terminal, "can_ask", lambda: False)
+    with pytest.raises(RefusedError, match="nobody is there to confirm") as refused:
+        stopping.stop(None, None, grace_s=1.0, as_json=True, sure=False)
+    assert refused.value.code == "confirmation-needed"
+    assert refused.value.fix == f"name the run: `ctl stop {Ended.id}`; or say `ctl stop --last`"
+    assert unnamed == []
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -170,3 +209,32 @@ def test_no_other_run_is_named_where_the_last_was_stopped_by_this(
     monkeypatch.setattr(stopping, "load_workspace", lambda: None)
     assert stopping.stop(None, None, grace_s=1.0, as_json=True, sure=True) is ExitCode.OK
     assert json.loads(capsys.readouterr().out)["others"] == []
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_stop_of_an_ended_run_says_that_nothing_was_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seen: bool
+) -> None:
+    folder = RunFolder.create(tmp_path, Ended.id)
+    (folder.path / "result.json").write_text(json.dumps({"message": "", "ended": "2026-01-02T03:09:00Z"}))
+    stopped = Ended(True, was_over=True)
+    stopped.folder, stopped.ended = folder, seen
+
+    @contextmanager
+    def open_run(*_: Any, **__: Any) -> Iterator[Ended]:
+        yield stopped
+
+    said, printed = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(lookup, "open_run", open_run)
+    monkeypatch.setattr(stopping, "load_workspace", lambda: None)
+    monkeypatch.setattr(stopping, "err_console", lambda: Console(file=said, width=200))
+    monkeypatch.setattr(stopping, "out_console", lambda: Console(file=printed, width=200))
+    assert stopping.stop(Ended.id, None, grace_s=1.0, as_json=False, sure=True) is ExitCode.OK
+    assert said.getvalue().splitlines()[0] == (
+        f"run {Ended.id} has ended: asking gpu1 whether it left anything"
+        if seen
+        else f"stopping run {Ended.id} on gpu1: TERM to all its processes, KILL after 1 s"
+    )
+    first, second = printed.getvalue().splitlines()
+    assert first.endswith(f"run {Ended.id} had already ended at 2026-01-02T03:09:00Z: stopped on request")
+    assert second.startswith("  nothing was stopped; ")

@@ -197,7 +197,10 @@ def _is_named(gpu: Mapping[str, Any], word: str) -> bool:
 def _who(record: Mapping[str, Any], report: Mapping[str, Any]) -> str:
     if record["owner"] is None:
         return f"{record['command'][:COMMAND_SHOWN]}; its owner is hidden (a container or another PID namespace)"
-    owner = "you" if record["uid"] == report["uid"] else record["owner"]
+    owner = record["owner"]
+    if record["uid"] == report["uid"]:
+        # Accounts are shared, root's above all: whose it is shows only where this workdir knows the run.
+        owner = f"your account, {owner}, from another workdir" if _is_elsewhere(record) else f"your account, {owner},"
     orphaned = "; its parent has ended" if record["ppid"] == 1 else ""
     parent = f", by {record['parent'][:PARENT_SHOWN]}" if record.get("parent") and not orphaned else ""
     return f"started by {owner} {age(record['age_s'])} ago{parent}: {record['command'][:COMMAND_SHOWN]}{orphaned}"
@@ -208,6 +211,16 @@ def _how_to_end(record: Mapping[str, Any], report: Mapping[str, Any]) -> str:
         return f"on the host: `sudo nvidia-smi`, `docker ps`; look for pid {record['pid']}"
     if record["uid"] != report["uid"]:
         return f"ask {record['owner']}, or wait; on the host: `ps -fp {record['pid']}`"
+    if _is_elsewhere(record):
+        return (
+            f"wait for it, or ask who uses {record['owner']} too: run {record['run_id']} is of another workdir, and "
+            "can only be stopped from there"
+        )
     if run := record["run_id"]:
         return f"wait for it with `ctl attach {run}`; only if nobody wants it any more: `ctl stop {run}`"
     return f"on the host: `kill {record['pid']}`"
+
+
+def _is_elsewhere(record: Mapping[str, Any]) -> bool:
+    """Whether a process is of a run that this workdir does not have; earlier payloads do not say."""
+    return record.get("run_here") is False

@@ -101,25 +101,41 @@ def check_lease(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
             continue  # one run holds a lease for each of its GPUs
         seen.add(run)
         who = f"run {run} of {lease.get('user')}"
-        is_ours = lease.get("user") == report.get("user")
+        same_user = lease.get("user") == report.get("user")
+        elsewhere = lease.get("workdir") if lease.get("workdir") != plan["host"]["workdir"] else None
+        is_ours = same_user and elsewhere is None
+        if same_user and elsewhere:  # an account that several people use
+            who += f", your account, from another workdir ({elsewhere})"
         if lease["state"] == "held" and lease.get("alive") != "dead":
             yield failed(
                 "lease-busy",
                 f"{who} holds the lease",
                 why=f"since {lease.get('since')}; {lease.get('evidence')}",
                 fix="queue behind it with `--wait`, or "
-                + (f"end it with `ctl stop {run}`" if is_ours else f"ask {lease.get('user')} to end it"),
+                + _who_ends(run, lease, is_ours=is_ours, same_user=same_user),
             )
         else:
             yield warned(
                 "lease-dirty",
                 f"{who} ended without giving its lease back",
                 why=str(lease.get("evidence")),
-                fix=f"`ctl stop {run}` {'clears' if is_ours else 'of that user clears'} it up; "
+                fix=f"`ctl stop {run}` {_whose_stop(is_ours=is_ours, same_user=same_user)} it up; "
                 "else the next run must first prove that nothing of it lives",
             )
     if not ours:
         yield passed("lease", "no other run holds the lease")
+
+
+def _who_ends(run: str, lease: Mapping[str, Any], *, is_ours: bool, same_user: bool) -> str:
+    if is_ours:
+        return f"end it with `ctl stop {run}`"
+    if same_user:
+        return f"ask who uses {lease.get('user')} too: it can only be stopped from its own workdir"
+    return f"ask {lease.get('user')} to end it"
+
+
+def _whose_stop(*, is_ours: bool, same_user: bool) -> str:
+    return "clears" if is_ours else "from that workdir clears" if same_user else "of that user clears"
 
 
 def _check_available(found: Mapping[str, Any], report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
@@ -255,9 +271,9 @@ def _check_room(
         bytes_expected = max(0, bytes_expected - listing["bytes"])  # what is there need not be written again
     spare = min_free_bytes or 0
     if bytes_expected is not None and free < bytes_expected + spare:
-        yield _low(disk, bytes_expected + spare, f"the samples take up to {size(bytes_expected)}", free)
+        yield _low(disk, bytes_expected + spare, f"the samples take up to {size(bytes_expected)}", free, plan)
     elif free < spare:
-        yield _low(disk, spare, "`min_free_bytes` in [preflight] asks for it", free)
+        yield _low(disk, spare, "`min_free_bytes` in [preflight] asks for it", free, plan)
     elif bytes_expected is None and free < DISK_UNKNOWN:
         yield warned(
             "disk-low",
@@ -273,12 +289,25 @@ def _check_room(
         )
 
 
-def _low(disk: Mapping[str, Any], needed: int, why: str, free: int | None = None) -> Finding:
+_ALLOWED = {
+    "extract": "; or `--allow disk-low`: the run then pauses where the room ends, and goes on when some is freed",
+    "command": "; or `--allow disk-low`: the command then meets the full disk itself",
+}
+"""By the kind of job, what else can be done, and what it means; the others have no `--allow`."""
+
+
+def _low(
+    disk: Mapping[str, Any], needed: int, why: str, free: int | None = None, plan: Plan | None = None
+) -> Finding:
+    """`plan` is for the disk of an output, which its job may write full."""
+    more = "" if plan is None else _ALLOWED.get(plan["job"]["kind"], "")
     return failed(
         "disk-low",
         f"{disk['path']} has {size(disk['free'] if free is None else free)} free, {size(needed)} may be needed",
         why=why,
-        fix=f"on the host: `du -xh --max-depth=2 {disk['nearest']} | sort -h`; free some, or lower `max_samples`",
+        fix=f"on the host: `du -xh --max-depth=2 {disk['nearest']} | sort -h`; free some"
+        + (", or lower `max_samples`" if plan is None or plan["extract"] else "")
+        + more,
     )
 
 

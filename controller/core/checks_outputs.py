@@ -72,7 +72,8 @@ def _check_problems(listing: Mapping[str, Any]) -> Iterator[Finding]:
     path, root = shlex.quote(listing["path"]), shlex.quote(listing["root"])
     fixes = {
         "root-missing": f"on the host: `mkdir -p {root}`, or correct `output_roots` in hosts.toml",
-        "mount": "name the mount point itself in `output_roots` of this host, or unmount it: `findmnt`",
+        "mount": "name the mount point itself in `output_roots` of this host, and set `path` in [output] to a folder "
+        "below it, which need not exist yet: a root itself is no output; or unmount it: `findmnt`",
         "symlink": f"use the folder that it points to: `readlink -f {path}`, with a matching `output_roots`",
         "unreadable": f"on the host: `ls -la {path}`; if it is yours, `chmod -R u+rwX {path}`",
         "not-a-folder": f"on the host: `ls -ld {path}`, or choose another `path` in [output]",

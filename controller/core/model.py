@@ -25,6 +25,7 @@ from controller.core.values import (
     Duration,
     Environment,
     EnvName,
+    FindingCode,
     Interpreter,
     OnFinish,
     RemotePath,
@@ -270,7 +271,7 @@ class PreflightSection(_Model):
     """`allow`: codes of findings that are only warned about; `min_free_bytes`: room to leave on the output's disk."""
 
     min_free_bytes: Annotated[int, Field(strict=True, ge=0)] | None = None
-    allow: tuple[Text, ...] = ()
+    allow: tuple[FindingCode, ...] = ()
 
 
 DEFAULT_LOG_CAP = 4 << 30

@@ -207,7 +207,10 @@ def make_convert_plan(
     if to not in FINAL_NORM:
         raise UsageError(f"there is no format `{to}`", fix=f"use one of {', '.join(FINAL_NORM)}")
     if spec["format"] == to:
-        raise UsageError(f"the samples of run {source['run_id']} are of format {to} already")
+        raise UsageError(
+            f"the samples of run {source['run_id']} are of format {to} already",
+            fix=f"nothing is to be done, or `--to` another: {', '.join(each for each in FINAL_NORM if each != to)}",
+        )
     lost = None
     if spec.get("store_dtype") == "fp8":
         lost = "they are fp8, rounded when they were stored: no format may pass them on as more"

@@ -75,6 +75,12 @@ def merge(shares: Sequence[Share]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_NOT_SHARES = (
+    "name runs of one playbook and one data set, which `--shard` told apart; `ctl diff {one} {other}` shows all that "
+    "is different"
+)
+
+
 def _check(shares: Sequence[Share]) -> None:
     for one, other in pairwise(shares):
         here, there = _compared(one.spec), _compared(other.spec)
@@ -83,11 +89,15 @@ def _check(shares: Sequence[Share]) -> None:
             raise UsageError(
                 f"runs {one.run_id} and {other.run_id} are not shares of one extraction",
                 why=", ".join(f"{name}: {here[name]!r} and {there[name]!r}" for name in differ),
+                fix=_NOT_SHARES.format(one=one.run_id, other=other.run_id),
+                code="not-shares",
             )
         if None not in (one.records, other.records) and one.records != other.records:
             raise UsageError(
                 f"runs {one.run_id} and {other.run_id} read different data",
                 why=f"{one.records} records and {other.records}",
+                fix=_NOT_SHARES.format(one=one.run_id, other=other.run_id),
+                code="not-shares",
             )
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from controller.core.findingcodes import CODES, fix_of
 from controller.core.validation import refusal
 
 WHOLE_ADDRESS = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^@:]+|[^@]*:[^@]*:[^@]*)(?::(?P<port>\d+))?")
@@ -38,6 +39,12 @@ OWNED_ENV = frozenset(
 def _text(value: str) -> str:
     if not value.strip() or _CONTROL.search(value):
         raise refusal("it is empty or holds control characters")
+    return value
+
+
+def _finding_code(value: str) -> str:
+    if value not in CODES:
+        raise refusal("no finding of preflight has this code", fix_of(value))
     return value
 
 
@@ -150,6 +157,7 @@ def _boundaries(value: Any) -> Any:
 
 
 Text = Annotated[str, AfterValidator(_text)]
+FindingCode = Annotated[str, AfterValidator(_finding_code)]
 Address = Annotated[str, AfterValidator(_address)]
 SshWord = Annotated[str, AfterValidator(_ssh_word)]
 RemotePath = Annotated[str, AfterValidator(_remote_path)]

@@ -18,7 +18,7 @@ from typing import Any
 from controller.core.errors import ConnectionFailed, ConnectionLost, CtlError, LaunchUnknown, RefusedError
 from controller.stages.base import Context, host_error
 from remote_payload.host.framing import pack_frame
-from remote_payload.host.protocol import Confirmation, Plan, RunState, parse_confirmation
+from remote_payload.host.protocol import Confirmation, EndReason, Plan, RunState, parse_confirmation
 
 PATIENCE_S = 120.0
 """For an answer to start, over any number of connections: a Wi-Fi change takes seconds, a sleeping laptop longer."""
@@ -53,7 +53,7 @@ def run(
     body = json.dumps({"plan": plan, "secrets": dict(secret_values)}).encode()
     try:
         confirmation = _settle(ctx, plan, request, body, nonce, started + patience_s)
-        _check(confirmation, ctx.host["name"])
+        _check(confirmation, plan)
     except CtlError as error:
         ctx.emit("stage", name="launch", status="failed", text=error.what)
         raise
@@ -125,16 +125,28 @@ def _cancel(ctx: Context, plan: Plan) -> Confirmation:
     return Confirmation(nonce="", outcome=answer["outcome"], run=answer["run"], result=None, detail=None)
 
 
-def _check(confirmation: Confirmation, host: str) -> None:
+QUEUED = ("extract", "command")
+"""Kinds of jobs whose verbs take `--wait`."""
+
+
+def _check(confirmation: Confirmation, plan: Plan) -> None:
     if confirmation["outcome"] in ("launched", "exists"):
         return
-    result = confirmation["result"]
+    result, host = confirmation["result"], plan["host"]["name"]
     if confirmation["outcome"] == "refused" and result is not None:
         detail = confirmation["detail"] or {}
+        message = result["message"] or "the host refused the run"
+        why, fix = str(detail.get("why", "")), f"see who holds it with `ctl ps --host {host}`"
+        if result["end_reason"] == EndReason.LEASE_BUSY.value:
+            # Nobody held it when preflight looked.
+            message = f"host {host} is {message}"
+            why = "; ".join(filter(None, ["it came first, after preflight had looked", why]))
+            if plan["job"]["kind"] in QUEUED:
+                fix = f"queue behind it: the same command with `--wait`; {fix}"
         raise RefusedError(
-            result["message"] or "the host refused the run",
-            why=str(detail.get("why", "")),
-            fix=str(detail.get("fix", f"see who holds it with `ctl ps --host {host}`")),
+            message,
+            why="; ".join(filter(None, [why, "nothing was launched"])),
+            fix=str(detail.get("fix", fix)),
             code=result["end_reason"],
             data=detail,
         )

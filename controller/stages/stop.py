@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from controller.stages.base import Context
+from remote_payload.host.protocol import RunState
 
 DEFAULT_GRACE_S = 30.0
 """Between TERM and KILL: vLLM's workers need seconds to leave their collectives and free the GPUs."""
@@ -26,7 +27,9 @@ class StopOutcome:
     leftovers: list[dict[str, Any]]
     message: str
     was_over: bool
-    """Whether the run had ended before anybody asked."""
+    """Whether the run had ended, or was lost, before anybody asked."""
+    had_ended: bool = False
+    """Whether its end was written before anybody asked: a lost run gets one by its stop."""
 
 
 class Telling(Protocol):
@@ -62,6 +65,7 @@ def run(
         leftovers=list(answer.get("leftovers", [])),
         message=str(answer.get("message", "")),
         was_over=bool(answer.get("was_over", False)),  # payloads of earlier versions do not say
+        had_ended=answer.get("was") == RunState.FINISHED.value,
     )
     ctx.emit("stage", name="stop", status="done", text=outcome.message)
     return outcome

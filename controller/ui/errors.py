@@ -14,10 +14,11 @@ from controller.core.tracebacks import Failure, FoldedFailure, fold, process_lab
 from controller.core.triage_entry import is_told
 from controller.ui.clean import Encodable, clean, clean_block
 from controller.ui.glyphs import glyphs_for
+from controller.ui.wrapping import wrapped, wrapped_advice
 
 
 def print_error(error: CtlError, console: Console | None = None) -> None:
-    """Print what, why, then the hint and the stable code. Nothing is wrapped, so that commands can be copied.
+    """Print what, why, then the hint and the stable code. No command is wrapped, so that it can be copied.
 
     Where several checks refused, each is an error of its own.
     """
@@ -32,10 +33,10 @@ def print_error(error: CtlError, console: Console | None = None) -> None:
         return
     _write(target, _head(error.what, target))
     if error.why:
-        _write(target, _indented(error.why))
+        _write(target, _prose(error.why, target))
     if error.fix:
         _write(target, Text(""))
-        _write(target, Text.assemble(("  hint: ", "bold cyan"), _continued(error.fix)))
+        _write(target, _hint(error.fix, target))
     _write(target, Text(f"  code: {clean(error.code)}", style="dim"))
 
 
@@ -130,7 +131,7 @@ def print_triage(
         what += f" ({cause['code']})"
     _write(target, _head(what, target))
     if cause.get("why"):
-        _write(target, _indented(str(cause["why"])))
+        _write(target, _prose(str(cause["why"]), target))
     for title, name in (("evidence", "evidence"), ("the machine said", "context")):
         # A quote that says what the headline says, and has no place in the log, says nothing more.
         quotes = [each for each in cause.get(name) or () if each["line"] or str(cause["what"]) not in each["text"]]
@@ -141,7 +142,7 @@ def print_triage(
     if log is not None:
         _write(target, Text.assemble(("  raw log: ", "dim"), clean(log)))
     if fix and cause.get("fix"):
-        _write(target, Text.assemble(("  hint: ", "bold cyan"), _continued(str(cause["fix"]))))
+        _write(target, _hint(str(cause["fix"]), target))
     if fix:
         _write(target, Text(f"  code: {clean(cause['code'])}", style="dim"))
 
@@ -153,9 +154,9 @@ def print_unknown(cause: Mapping[str, Any], console: Console | None = None) -> N
     place = f"; in the log: {quote['segment']}:{quote['line']}" if quote is not None else ""
     _write(target, Text.assemble(("  unknown cause", "bold"), clean(place)))
     if cause.get("why"):
-        _write(target, _indented(str(cause["why"])))
+        _write(target, _prose(str(cause["why"]), target))
     if cause.get("fix"):
-        _write(target, Text.assemble(("  hint: ", "bold cyan"), _continued(str(cause["fix"]))))
+        _write(target, _hint(str(cause["fix"]), target))
 
 
 def stands_above(problem: Mapping[str, Any], told: Collection[tuple[object, ...]]) -> bool:
@@ -185,16 +186,23 @@ def _target(console: Console | None) -> Console:
 
 
 def _head(what: str, console: Console) -> Text:
-    return Text.assemble((glyphs_for(console.encoding).fail, "bold red"), " ", (clean(what), "bold"))
+    shown = wrapped(clean(what), console, 2).replace("\n", "\n  ")
+    return Text.assemble((glyphs_for(console.encoding).fail, "bold red"), " ", (shown, "bold"))
 
 
 def _indented(value: str) -> Text:
     return Text("\n".join(f"  {line}" for line in clean_block(value).splitlines()))
 
 
-def _continued(value: str) -> Text:
+def _prose(value: str, console: Console) -> Text:
+    return _indented(wrapped(clean_block(value), console, 2))
+
+
+def _hint(value: str, console: Console) -> Text:
     """Further lines of a hint stand under its first."""
-    return Text(clean_block(value).replace("\n", "\n        "))
+    lead = "  hint: "
+    shown = wrapped_advice(clean_block(value), console, len(lead))
+    return Text.assemble((lead, "bold cyan"), shown.replace("\n", "\n" + " " * len(lead)))
 
 
 def _write(console: Console, line: Text) -> None:

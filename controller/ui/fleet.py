@@ -12,10 +12,13 @@ from controller.ui.board import Snapshot
 from controller.ui.charts import bar
 from controller.ui.clean import clean
 from controller.ui.formats import (
+    Ending,
     amount_text,
     bytes_text,
     count_text,
     duration_text,
+    end_word,
+    ending_of,
     left_text,
     number_text,
     state_text,
@@ -55,13 +58,16 @@ def fleet_lines(shots: Sequence[Snapshot], state: UiState, width: int, height: i
 
 def _summary(shots: Sequence[Snapshot], width: int) -> Text:
     ended = [shot for shot in shots if shot.view.end is not None]
-    failed = [shot for shot in ended if shot.view.end and shot.view.end.end_reason != "succeeded"]
+    endings = [ending_of(shot.view.end.end_reason) for shot in ended if shot.view.end]
+    count = {ending: endings.count(ending) for ending in Ending}
     words = [f"{len(shots)} runs", f"{len(shots) - len(ended)} under way"]
     if ended:
-        words.append(f"{len(ended) - len(failed)} succeeded")
+        words.append(f"{count[Ending.WELL]} succeeded")
+    if count[Ending.STOPPED]:
+        words.append(f"{count[Ending.STOPPED]} stopped")
     line = Text(" " + ", ".join(words), style="bold")
-    if failed:
-        line.append(f", {len(failed)} failed", style="bold red")
+    if failed := count[Ending.BADLY]:
+        line.append(f", {failed} failed", style="bold red")
     hint = "number or arrows and enter open one, d detaches"
     return line.append("  " + hint, style="dim") if line.cell_len + len(hint) + 3 <= width else line
 
@@ -70,7 +76,7 @@ def _row(number: int, shot: Snapshot, *, chosen: bool, host_cells: int, width: i
     view, progress = shot.view, shot.view.progress
     sign, style = sign_of(view, glyphs)
     stage = at_work(view)
-    state = clean(state_text(view))
+    state = clean(state_text(view) if view.end is None else end_word(view.end.end_reason))
     if view.end is None and view.contact is not Contact.CONNECTED:
         state, style = "out of reach", "yellow"
     elif view.end is None and stage is not None:

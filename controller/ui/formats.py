@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 from controller.core.laststage import last_stage
 from controller.core.runview import EndView, ProgressView, RunView, Status
+from remote_payload.host.protocol import EndReason
 
 UNKNOWN = "-"
 """Shown where a value is not known: one missing sensor never breaks a row."""
@@ -39,6 +41,12 @@ _END_REASONS = {
     "supervisor-failed": "failed: an error in the supervisor",
 }
 
+
+_END_WORDS = {
+    "succeeded": "succeeded", "job-failed": "failed", "job-signaled": "killed", "verify-failed": "not proved",
+    "limit-exceeded": "over time", "stopped": "stopped", "cancelled": "cancelled", "supervisor-failed": "failed",
+}  # fmt: skip
+"""The same in twelve cells, for a column; every other end is a refusal."""
 
 _WHILE = {
     "recheck": "looking at the GPUs once more",
@@ -191,6 +199,31 @@ def state_word(state: str) -> str:
 def end_text(end_reason: str) -> str:
     """Return an EndReason in words."""
     return _END_REASONS.get(end_reason, end_reason)
+
+
+def end_word(end_reason: str) -> str:
+    """Return an EndReason in a word, for a column."""
+    return _END_WORDS.get(end_reason, "refused")
+
+
+class Ending(StrEnum):
+    """What an end means to people: a stop that somebody asked for is no failure, and no success either."""
+
+    WELL = "green"
+    STOPPED = "yellow"
+    BADLY = "red"
+
+
+def ending_of(end_reason: str) -> Ending:
+    """Return what an EndReason means; the value is the colour that it is shown in."""
+    if end_reason in (EndReason.STOPPED.value, EndReason.CANCELLED.value):
+        return Ending.STOPPED
+    return Ending.WELL if end_reason == EndReason.SUCCEEDED.value else Ending.BADLY
+
+
+def ending_css(end_reason: str) -> str:
+    """Return the class of the same in HTML."""
+    return {Ending.WELL: "good", Ending.STOPPED: "warn", Ending.BADLY: "bad"}[ending_of(end_reason)]
 
 
 def last_stage_text(end_reason: str, stage: Mapping[str, Any] | None) -> str:

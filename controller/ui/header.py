@@ -7,7 +7,15 @@ from rich.text import Text
 from controller.core.laststage import last_stage
 from controller.core.runview import Contact, RunView
 from controller.ui.clean import clean
-from controller.ui.formats import duration_text, given_up, gpus_clean_text, last_stage_text, state_text
+from controller.ui.formats import (
+    Ending,
+    duration_text,
+    ending_of,
+    given_up,
+    gpus_clean_text,
+    last_stage_text,
+    state_text,
+)
 from controller.ui.glyphs import Glyphs
 from controller.ui.layout import spread
 
@@ -46,7 +54,9 @@ def header(view: RunView, width: int, now: float, glyphs: Glyphs) -> list[Text]:
 def sign_of(view: RunView, glyphs: Glyphs) -> tuple[str, str]:
     """Return the sign of a run's state and its colour."""
     if view.end is not None:
-        return (glyphs.ok, "green") if view.end.end_reason == "succeeded" else (glyphs.fail, "red")
+        ending = ending_of(view.end.end_reason)
+        signs = {Ending.WELL: glyphs.ok, Ending.STOPPED: glyphs.warn, Ending.BADLY: glyphs.fail}
+        return signs[ending], ending.value
     if given_up(view):
         return glyphs.fail, "red"
     return glyphs.dot, "yellow" if view.state in ("orphaned", "lost") else "cyan"

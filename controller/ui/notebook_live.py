@@ -19,6 +19,7 @@ from controller.ui.formats import (
     bytes_text,
     count_text,
     duration_text,
+    ending_css,
     left_text,
     memory_text,
     number_text,
@@ -115,7 +116,7 @@ def live_text(view: RunView, tail: Sequence[LogLine], now: float) -> str:
 
 def live_html(view: RunView, tail: Sequence[LogLine], now: float) -> Markup:
     """Return a run's present state: stages, devices, progress, warnings, and the end of its log."""
-    css = "good" if view.end is not None and view.end.end_reason == "succeeded" else ("bad" if view.end else "warn")
+    css = "warn" if view.end is None else ending_css(view.end.end_reason)
     head = join([tag("b", f"run {view.run}"), escape(f" on {view.host}: "), tag("span", state_text(view), css)])
     parts: list[Markup] = [tag("div", join([head, escape(f", {duration_text(view.elapsed_s(now), running=True)}")]))]
     if view.contact is not Contact.CONNECTED and view.end is None:

@@ -8,7 +8,15 @@ from controller.core.runview import ProgressView, RunView, Status
 from controller.ui.board import Snapshot
 from controller.ui.charts import bar
 from controller.ui.clean import clean
-from controller.ui.formats import amount_text, bytes_text, count_text, duration_text, left_text
+from controller.ui.formats import (
+    Ending,
+    amount_text,
+    bytes_text,
+    count_text,
+    duration_text,
+    ending_of,
+    left_text,
+)
 from controller.ui.glyphs import UNICODE, Glyphs
 from controller.ui.layout import BAR_MAX, LABEL
 
@@ -17,6 +25,9 @@ QUIET_SHOWN_S = 60.0
 
 ROOMY_WIDTH = 90
 """Columns from which on the disk has a line of its own."""
+
+
+_SHADES = {Ending.WELL: "cyan", Ending.STOPPED: "yellow", Ending.BADLY: "red"}
 
 
 def progress_lines(view: RunView, width: int, glyphs: Glyphs, *, roomy: bool) -> list[Text]:
@@ -59,10 +70,10 @@ def _bar(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs) -> T
         tail.append(f"  {left} ", style="")
     cells = min(BAR_MAX, max(4, width - LABEL - tail.cell_len - 1))
     filled, rest = bar(progress.fraction, cells, ascii_only=glyphs is not UNICODE)
-    well = view.end is None or view.end.end_reason == "succeeded"
+    shade = "cyan" if view.end is None else _SHADES[ending_of(view.end.end_reason)]
     return Text.assemble(
         (f" {clean(progress.unit)}"[: LABEL - 1].ljust(LABEL), "dim"),
-        (filled, "cyan" if well else "red"),
+        (filled, shade),
         (rest, "bright_black"),
         tail,
     )

@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from controller.ui.clean import clean, text
+from controller.ui.columns import Column, fitting
 from controller.ui.formats import bytes_text, plural
 from controller.ui.glyphs import glyphs_for
 
@@ -28,16 +28,15 @@ def print_prunable(console: Console, host: str, shown: Mapping[str, Any]) -> Non
     rows, kept = shown["runs"], shown["kept"]
     if rows:
         console.print(Text.assemble("run folders to be deleted on ", (text(host).plain, "bold"), ":"))
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in ("run", "name", "ended", "how", "entries", "size"):
-            table.add_column(name, justify="right" if name in ("entries", "size") else "left", no_wrap=True)
-        for row in rows:
-            table.add_row(
+        lines = [
+            [
                 text(row["run_id"]), text(row["name"] or "-"), text(row["ended"] or "-"),
                 text("its deletion was cut off" if row["unfinished"] else row["end_reason"] or row["state"]),
-                f"{row['entries']:,}", bytes_text(row["bytes"]),
-            )  # fmt: skip
-        console.print(table)
+                Text(f"{row['entries']:,}"), Text(bytes_text(row["bytes"])),
+            ]
+            for row in rows
+        ]  # fmt: skip
+        console.print(fitting(_COLUMNS, lines, console))
         console.print(Text(f"{folders_text(rows)} in all", style="bold"))
     else:
         console.print(Text.assemble("no run folder to delete on ", (text(host).plain, "bold")))
@@ -55,6 +54,16 @@ def by_reason(kept: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     for each in kept:
         found.setdefault(each["why"].replace(each["run_id"], "RUN"), []).append(each["run_id"])
     return sorted(found.items(), key=lambda item: -len(item[1]))
+
+
+_COLUMNS = (
+    Column(title="run"),
+    Column(title="name", worth=1, least=12),
+    Column(title="ended", worth=4),
+    Column(title="how", worth=3, least=12),
+    Column(title="entries", worth=2, right=True),
+    Column(title="size", right=True),
+)
 
 
 def print_pruned(console: Console, document: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from controller.ui.formats import (
     count_text,
     duration_text,
     end_text,
+    ending_css,
     state_text,
     state_word,
 )
@@ -85,7 +86,7 @@ def page(report: Report) -> str:
 def _header(report: Report) -> Markup:
     reason = str((report.result or {}).get("end_reason") or "")
     words = end_text(reason) if reason else (state_word(report.state) or state_text(report.view))
-    css = "good" if reason == "succeeded" else ("bad" if reason or report.state == "lost" else "warn")
+    css = ending_css(reason) if reason else ("bad" if report.state == "lost" else "warn")
     message = str((report.result or {}).get("message") or "")
     job = (report.plan or {}).get("job") or {}
     name = f"{job.get('kind', 'run')} {job.get('name', '')}".strip()

@@ -18,8 +18,13 @@ WELL_ENDED = frozenset({EndReason.SUCCEEDED.value, EndReason.STOPPED.value, EndR
 """Ends of a run that somebody wanted."""
 
 
-def print_stop(console: Console, record: Mapping[str, Any]) -> None:
-    """Print what `ctl stop` did, and what is left."""
+def print_stop(
+    console: Console, record: Mapping[str, Any], *, had_ended: bool = False, untouched: bool = False
+) -> None:
+    """Print what `ctl stop` did, and what is left.
+
+    `had_ended`: the run had ended before anybody asked. `untouched`: and nothing of it had to be ended now.
+    """
     glyphs = glyphs_for(console.encoding)
     leftovers = list(record.get("leftovers") or ())
     ours = [each for each in leftovers if not _is_others(each)]
@@ -28,16 +33,20 @@ def print_stop(console: Console, record: Mapping[str, Any]) -> None:
     sign, style = sign_of("fail" if reason and reason not in WELL_ENDED else level, glyphs)
     words = end_text(reason) if reason else state_word(str(record.get("state")))
     ended = ended_text(reason, record.get("last_stage")) if reason else words
-    _print(console, Text.assemble((sign, style), " run ", (clean(record.get("run_id")), "bold"), f": {clean(ended)}"))
+    if had_ended:
+        when = record.get("ended")
+        ended = f"had already ended{f' at {when}' if when else ''}: {ended}"
+    shown = f"{' ' if had_ended else ': '}{clean(ended)}"
+    _print(console, Text.assemble((sign, style), " run ", (clean(record.get("run_id")), "bold"), shown))
     message = clean(record.get("message") or "")
     # gpus_clean speaks of processes and the accelerator: "left clean" would contradict the files named below it.
     files_only = record.get("gpus_clean") is True and ours
     verdict = "no process is left" if files_only else clean_text(record.get("gpus_clean"))
     samples = record.get("samples")
     far = f"{count_text(samples['written'])} of {count_text(samples['expected'])} samples" if samples else ""
-    parts = ["" if message == words else message, far, verdict]
+    parts = ["nothing was stopped" if untouched else "", "" if message == words else message, far, verdict]
     forced = {each["pid"] for each in record.get("killed") or () if each.get("signal") == "SIGKILL"}
-    if forced:
+    if forced and not untouched:  # what is recorded was sent then
         parts.append(f"killed by force: {len(forced)}")
     _print(console, Text("  " + "; ".join(part for part in parts if part)))
     for leftover in ours:

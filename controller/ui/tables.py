@@ -15,12 +15,15 @@ from rich.text import Text
 from controller.core.outputs import not_ours_text
 from controller.core.runview import kind_word
 from controller.ui.clean import Encodable, clean, text
+from controller.ui.columns import Column, fitting
 from controller.ui.formats import (
     UNKNOWN,
+    Ending,
     bytes_text,
     count_text,
     duration_text,
     end_text,
+    ending_of,
     inline_text,
     plural,
     state_word,
@@ -28,9 +31,13 @@ from controller.ui.formats import (
 from controller.ui.glyphs import Glyphs, glyphs_for
 from controller.ui.summaryrows import summary_rows
 from controller.ui.survey import print_groups
+from controller.ui.wrapping import wrapped_advice
 
 EXAMPLES = 10
 """Entries named in a clear list; the digest that is confirmed covers all of them."""
+
+VALUE_LEAST = 26
+"""Cells that labels leave: a run id has 22, and four are between them."""
 
 _FATES = {
     "clear": "will be deleted",
@@ -72,7 +79,8 @@ def print_findings(console: Console, host: str, findings: Sequence[FindingLike])
             if finding.why:
                 _print(console, Padding(text(finding.why), (0, 0, 0, 4)))
             if finding.fix:
-                _print_copyable(console, Text.assemble(("    fix: ", "cyan"), clean(finding.fix)))
+                shown = wrapped_advice(clean(finding.fix), console, 9).replace("\n", "\n" + " " * 9)
+                _print_copyable(console, Text.assemble(("    fix: ", "cyan"), shown))
     counts = {level: sum(finding.level == level for finding in findings) for level in ("ok", "warn", "fail")}
     verdict = [f"{counts['ok']} ok", plural(counts["warn"], "warning"), plural(counts["fail"], "failure")]
     _print(console, Text("  " + ", ".join(verdict), style="bold red" if counts["fail"] else "dim"))
@@ -86,7 +94,8 @@ def print_intention(console: Console, described: Mapping[str, Any] | Sequence[Ma
         if number:
             _print(console, Text(""))
         _print(console, text(section["title"], "bold"))
-        grid = _grid(min(widest, 28))
+        most = max(10, console.width - VALUE_LEAST)
+        grid = _grid(min(widest, 28, most), most)
         for label, value in section["rows"]:
             values = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
             grid.add_row("", text(label, "dim"), Group(*(text(each) for each in values or [UNKNOWN])))
@@ -142,8 +151,8 @@ def print_summary(console: Console, summary: Mapping[str, Any], *, cause: bool =
     `cause`: also what it failed of, where that is not told after it.
     """
     glyphs = glyphs_for(console.encoding)
-    succeeded = summary.get("end_reason") == "succeeded"
-    sign, style = sign_of("ok" if succeeded else "fail", glyphs)
+    ending = ending_of(str(summary.get("end_reason")))
+    sign, style = sign_of({Ending.WELL: "ok", Ending.STOPPED: "warn", Ending.BADLY: "fail"}[ending], glyphs)
     hosts = ", ".join(clean(host) for host in summary.get("hosts") or ())
     word = kind_word(summary.get("kind")) if summary.get("kind") in ("rehearse", "convert") else "run"
     _print(
@@ -172,20 +181,31 @@ def print_ps(console: Console, host: str, listed: Mapping[str, Any], *, now: flo
     if not runs:
         _print(console, Text.assemble("no runs on ", (clean(host), "bold")))
     else:
-        table = _table("RUN", "NAME", "USER", "STATE", "STEP", "AGE")
         present = time.time() if now is None else now
-        for run in runs:
-            table.add_row(
+        rows = [
+            [
                 text(run.get("run_id"), "bold"),
                 text(run.get("name") or UNKNOWN),
                 text(run.get("user") or UNKNOWN),
                 _run_state(run),
                 text(run.get("step") or UNKNOWN),
-                Text(_age(run, present), justify="right"),
-            )
-        _print(console, table)
+                Text(_age(run, present)),
+            ]
+            for run in runs
+        ]
+        _print(console, fitting(_PS, rows, console))
     for lease in listed.get("leases") or ():
         _print(console, Text.assemble(("lease ", "dim"), clean(_lease(lease))))
+
+
+_PS = (
+    Column(title="RUN"),
+    Column(title="NAME", worth=4, least=12),
+    Column(title="USER", worth=1),
+    Column(title="STATE", least=12, most=24),
+    Column(title="STEP", worth=2),
+    Column(title="AGE", worth=3, right=True),
+)
 
 
 def _lease(lease: Mapping[str, Any]) -> str:
@@ -204,19 +224,24 @@ def print_hosts(console: Console, hosts: Sequence[Mapping[str, Any]]) -> None:
     if not hosts:
         _print(console, Text("no hosts: describe one with `ctl init` or `ctl hosts add`"))
         return
-    table = _table("HOST", "ADDRESS", "GPUS", "PYTHON", "WORKDIR")
+    rows = []
     for host in hosts:
         address = f"{host['user']}@{host['address']}" if host.get("user") else str(host.get("address", UNKNOWN))
         address += f":{host['port']}" if host.get("port") not in (None, 0, 22) else ""
-        gpus = str(host.get("gpus") or "none")
-        table.add_row(
-            text(host.get("name"), "bold"),
-            text(address),
-            text(gpus),
-            text(host.get("python")),
+        rows.append([
+            text(host.get("name"), "bold"), text(address), text(host.get("gpus") or "none"), text(host.get("python")),
             text(host.get("workdir")),
-        )
-    _print(console, table)
+        ])  # fmt: skip
+    _print(console, fitting(_HOSTS, rows, console))
+
+
+_HOSTS = (
+    Column(title="HOST"),
+    Column(title="ADDRESS"),
+    Column(title="GPUS", worth=3),
+    Column(title="PYTHON", worth=1, least=16),
+    Column(title="WORKDIR", worth=2, least=12),
+)
 
 
 def print_config(console: Console, document: Mapping[str, Any]) -> None:
@@ -250,7 +275,7 @@ def _states(states: Sequence[Mapping[str, Any]]) -> RenderableType:
 def _run_state(run: Mapping[str, Any]) -> Text:
     state, reason = str(run.get("state")), run.get("end_reason")
     if reason:
-        return text(end_text(str(reason)), "green" if reason == "succeeded" else "red")
+        return text(end_text(str(reason)), ending_of(str(reason)).value)
     return text(state_word(state), "cyan" if state == "running" else "yellow")
 
 
@@ -276,11 +301,11 @@ def _hanging(sign: Text, content: Text) -> Table:
     return grid
 
 
-def _grid(label_width: int) -> Table:
-    """Two columns, indented; long values wrap under themselves."""
+def _grid(label_width: int, most: int | None = None) -> Table:
+    """Two columns, indented; long values wrap under themselves, and labels of more than `most` cells."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(width=0)
-    grid.add_column(min_width=label_width or None, overflow="fold")
+    grid.add_column(min_width=label_width or None, max_width=most, overflow="fold")
     grid.add_column(overflow="fold")
     return grid
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import IO, Any, TextIO, cast
 
@@ -53,6 +54,28 @@ class Unpadded:
 _PADDING = re.compile(r" +(?=\n)")
 
 
+@contextmanager
+def silence() -> Iterator[None]:
+    """Say nothing on stderr through `err_console`, as `-qq` wants it: errors and questions have ways of their own."""
+    console = err_console()
+    console.quiet = True
+    try:
+        yield
+    finally:
+        console.quiet = False
+
+
+@contextmanager
+def spoken() -> Iterator[None]:
+    """Speak even in a `silence`: what a person is asked about is shown."""
+    console = err_console()
+    before, console.quiet = console.quiet, False
+    try:
+        yield
+    finally:
+        console.quiet = before
+
+
 def can_ask() -> bool:
     """Tell whether a person sees a question and can answer it."""
     return sys.stdin.isatty() and sys.stderr.isatty()
@@ -62,7 +85,8 @@ def ask_yes_no(question: str) -> bool:
     """Ask on the terminal; False where there is none to ask on. Anything but y or yes is a no."""
     if not can_ask():
         return False
-    err_console().print(Text(clean_block(question) + " [y/N] "), end="")
+    with spoken():
+        err_console().print(Text(clean_block(question) + " [y/N] "), end="")
     try:
         return input().strip().lower() in ("y", "yes")
     except EOFError:

@@ -117,7 +117,7 @@ def plan_sections(request: Dict[str, Any]) -> List[Section]:
     def processes(note: Note, results: Results) -> Dict[str, Any]:
         # After the GPUs, so that only one nvidia-smi is ever under way: a hung driver is not asked twice.
         found = _data(results, "gpus") or {}
-        return probe_processes(note, found.get("apps") if cuda else [], probe_pid, python)
+        return probe_processes(note, found.get("apps") if cuda else [], probe_pid, python, request["workdir"])
 
     def health(note: Note, results: Results) -> Optional[Dict[str, Any]]:
         found = _data(results, "gpus")

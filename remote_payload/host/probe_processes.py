@@ -9,6 +9,7 @@ import os
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
+from remote_payload.host.layout import RUN_ID, Layout
 from remote_payload.host.liveness import Stat, boot_seconds, read_stat, user_name
 from remote_payload.host.members import RUN_ENV, read_environ, snapshot
 from remote_payload.host.sections import Note
@@ -39,15 +40,15 @@ class Process(NamedTuple):
 
 
 def probe_processes(
-    note: Note, apps: Optional[List[Dict[str, Any]]], probe_pid: int, python: Optional[str]
+    note: Note, apps: Optional[List[Dict[str, Any]]], probe_pid: int, python: Optional[str], workdir: str
 ) -> Dict[str, Any]:
     """Return {"compute": [record] or null, "vllm": [record]}.
 
-    A record is {pid, ppid, parent (its command), owner, uid, command, age_s, start_ticks, run_id}, with null for what
-    cannot be seen;
-    compute records add {gpu_uuid, memory_used}. `apps` are nvidia-smi's compute processes, None if it could not be
-    asked. The probe, its children and its ancestors are left out of `vllm`. `python` is the interpreter of the
-    vLLM environment: multiprocessing's helper processes count as vLLM's if they run under it.
+    A record is {pid, ppid, parent (its command), owner, uid, command, age_s, start_ticks, run_id, run_here}, with
+    null for what cannot be seen; `run_here` says whether `workdir` has a folder of the run, so that it can be stopped
+    from here. Compute records add {gpu_uuid, memory_used}. `apps` are nvidia-smi's compute processes, None if it
+    could not be asked. The probe, its children and its ancestors are left out of `vllm`. `python` is the interpreter
+    of the vLLM environment: multiprocessing's helper processes count as vLLM's if they run under it.
     """
     note("/proc")
     table = snapshot()
@@ -71,7 +72,16 @@ def probe_processes(
             }
             for app in apps
         ]
+    for record in [*vllm, *(compute or ())]:
+        record["run_here"] = _is_here(record["run_id"], workdir)
     return {"compute": compute, "vllm": vllm}
+
+
+def _is_here(run_id: Optional[str], workdir: str) -> Optional[bool]:
+    if run_id is None:
+        return None
+    # A process may carry any word in its environment.
+    return RUN_ID.fullmatch(run_id) is not None and os.path.isdir(Layout(workdir).run(run_id).folder)
 
 
 def is_vllm(comm: str, argv: List[str], python: Optional[str]) -> bool:

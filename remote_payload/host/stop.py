@@ -39,10 +39,10 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
 
     With `tell` true, lines {"doing": TEXT} for people come before the answer, as it goes on.
 
-    Answers {"state", "end_reason", "gpus_clean", "killed", "leftovers", "message", "was_over"}: `was_over` says that
-    it had ended before anybody asked. Of such a run nothing is changed but what it left on the host: that is ended
-    and looked at again, and the answer says how it is now. Raises HostError if the run was never launched or cannot
-    be judged from here.
+    Answers {"state", "end_reason", "gpus_clean", "killed", "leftovers", "message", "was", "was_over"}: `was` is its
+    state before anybody asked, `was_over` that it had ended by then, or was lost. Of an ended run nothing is changed
+    but what it left on the host: that is ended and looked at again, and the answer says how it is now. Raises
+    HostError if the run was never launched or cannot be judged from here.
     """
     check_record(request, {"workdir": str, "run_id": str, "grace_s": (int, float), "force": bool}, "stop request")
     paths = Layout(request["workdir"]).run(check_run_id(request["run_id"]))
@@ -79,7 +79,8 @@ def stop_run(
 ) -> Dict[str, Any]:
     """Stop a run and return the verb's answer. Raises HostError if it cannot be judged from here."""
     standing = judge_run(paths)
-    return dict(_stop(workdir, paths, standing, grace_s, force, tell), was_over=standing.is_over)
+    answer = _stop(workdir, paths, standing, grace_s, force, tell)
+    return dict(answer, was=standing.state.value, was_over=standing.is_over)
 
 
 def _stop(

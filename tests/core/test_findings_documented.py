@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import Path
 
+from controller.core.findingcodes import CODES
 from remote_payload.host.probe import DEADLINES_S
 
 REPO = Path(__file__).resolve().parents[2]
@@ -58,6 +59,11 @@ def test_every_code_is_documented_and_none_that_does_not_exist() -> None:
     assert len(documented) == len(set(documented))
     assert set(documented) == codes_in_source()
     assert documented == sorted(documented)
+
+
+def test_every_code_may_be_allowed_and_no_other() -> None:
+    parts = {f"probe-{name}" for name in DEADLINES_S}
+    assert (codes_in_source() - {"probe-SECTION"}) | parts == CODES
 
 
 def test_every_part_of_the_look_is_named() -> None:

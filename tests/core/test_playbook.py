@@ -163,3 +163,10 @@ def test_overrides_replace_and_are_checked_under_the_flags_name() -> None:
         with pytest.raises(UsageError) as caught:
             override(playbook(), overrides)
         assert caught.value.what.startswith(flag)
+
+
+def test_an_allowed_code_is_one_that_a_finding_has() -> None:
+    assert playbook(PLAYBOOK + '[preflight]\nallow = ["disk-low", "probe-gpus"]\n').preflight.allow[0] == "disk-low"
+    error = playbook_refused(PLAYBOOK + '[preflight]\nallow = ["disk-lo"]\n')
+    assert "`preflight.allow`" in error.what
+    assert (error.why, error.fix) == ("no finding of preflight has this code", "did you mean `disk-low`?")

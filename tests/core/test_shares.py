@@ -88,3 +88,5 @@ def test_what_does_not_belong_together_is_refused(spec: dict[str, Any], records:
     with pytest.raises(UsageError) as caught:
         merge([share(1, line(0)), share(2, line(1), records=records, **spec)])
     assert says in caught.value.why
+    assert "`ctl diff run-1 run-2`" in caught.value.fix
+    assert caught.value.code == "not-shares"

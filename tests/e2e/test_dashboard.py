@@ -80,7 +80,7 @@ def test_two_runs_are_rows_of_which_one_is_opened(project: Project, terminal: Te
     terminal.press("xy")  # the opened one alone
     terminal.wait_for("stopped on request")
     terminal.press("\x1b")
-    terminal.wait_for("1 succeeded, 1 failed")
+    terminal.wait_for("1 succeeded, 1 stopped")
     terminal.wait(terminal.cursor_shown, "the cursor")
     assert terminal.answer("echo code $?") == "code 103"
     done = project.ctl("attach", *ids)

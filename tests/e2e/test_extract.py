@@ -158,7 +158,7 @@ def test_a_model_that_vllm_cannot_run_ends_with_the_workers_traceback(project: P
         "bad-rank",
         ('path = "models/kimi-k25-tiny"', 'path = "models/kimi-k25-bad-rank"'),
         ('path = "output/demo"', 'path = "output/bad-rank"'),
-        ("[engine]", '[preflight]\nallow = ["model-weights"]\n\n[engine]\nload_format = "dummy"'),
+        ("[engine]", '[preflight]\nallow = ["model-no-weights"]\n\n[engine]\nload_format = "dummy"'),
     )
     done = project.ctl("extract", "--host", "demo", "--playbook", name)
     assert done.returncode == 100, done.stderr

@@ -89,13 +89,21 @@ def test_a_run_that_was_stopped_in_mid_load_says_so_wherever_its_end_is_told(
         "  copying the rest of its log and records here",
     ]
     again = stubs.ctl("stop", run_id, "--json")
-    assert (again.returncode, again.stderr, json.loads(again.stdout)["end_reason"]) == (0, "", "stopped")
+    answer = json.loads(again.stdout)
+    assert (again.returncode, again.stderr, answer["end_reason"], answer["was_over"]) == (0, "", "stopped", True)
+    told = stubs.ctl("stop", run_id)
+    assert told.stderr.startswith(f"run {run_id} has ended: asking loading whether it left anything\n")
+    assert told.stdout.startswith(f"✓ run {run_id} had already ended at {answer['ended']}: stopped on request")
+    assert "\n  nothing was stopped; 0 of 24 samples; host left clean\n" in told.stdout
+    unnamed = stubs.ctl("stop")
+    assert unnamed.returncode == 3
+    assert "or say `ctl stop --last`" in unnamed.stderr
     attached = stubs.ctl("attach", run_id, "--progress", "plain")
     assert attached.returncode == 103
     assert re.search(rf"run {run_id} stopped on request while {doing}; host left clean\n", attached.stderr)
     assert re.search(r"  0 of 24 samples \(0 %\), 1 skipped\n", attached.stderr)
-    for told in (attached.stdout, stubs.ctl("summary", run_id).stdout):
-        assert re.search(rf"  while +{doing}\n  samples +0 of 24 written, 1 skipped, 24 missing\n", told), told
+    for text in (attached.stdout, stubs.ctl("summary", run_id).stdout):
+        assert re.search(rf"  while +{doing}\n  samples +0 of 24 written, 1 skipped, 24 missing\n", text), text
     document = json.loads(stubs.ctl("summary", run_id, "--json").stdout)
     assert document["last_stage"].items() >= {"step": "extract", "phase": "load"}.items()
     assert document["samples"] == {"expected": 24, "written": 0, "skipped": 1, "failed": 0, "missing": 24}

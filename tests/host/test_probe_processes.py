@@ -16,6 +16,10 @@ from support.probing import quiet
 from remote_payload.host.probe_processes import is_vllm, probe_processes
 
 
+def probed(apps: list[dict[str, Any]] | None, probe_pid: int, python: str | None, workdir: str = "/x") -> Any:
+    return probe_processes(quiet, apps, probe_pid, python, workdir)
+
+
 class TestProcesses:
     @pytest.fixture
     def start(self) -> Iterator[Any]:
@@ -35,26 +39,33 @@ class TestProcesses:
             process.kill()
             process.wait()
 
-    def test_finds_leftovers_with_owner_age_and_run(self, start: Any, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("workdir", ["its own", "another"])
+    def test_finds_leftovers_with_owner_age_and_run(self, start: Any, tmp_path: Path, workdir: str) -> None:
+        (tmp_path / "its own" / "runs" / "20261129-120000-abcdef").mkdir(parents=True)
         (tmp_path / "vllm").mkdir()
         (tmp_path / "vllm" / "__main__.py").write_text("import time; time.sleep(600)")
         argv = [sys.executable, "-m", "vllm", "serve"]
         pid = start(argv, CTL_RUN_ID="20261129-120000-abcdef", PYTHONPATH=str(tmp_path))
         reader = start(["tail", "-f", "/dev/null", "--pid", str(os.getpid())])
         # A pid without a process stands for the probe: this test's own children are not to be left out.
-        found = {record["pid"]: record for record in probe_processes(quiet, [], 2**22 + 1, sys.executable)["vllm"]}
+        records = probed([], 2**22 + 1, sys.executable, str(tmp_path / workdir))["vllm"]
+        found = {record["pid"]: record for record in records}
+        assert found[pid]["run_here"] is (workdir == "its own")
         assert found[pid]["run_id"] == "20261129-120000-abcdef"
         assert found[pid]["uid"] == os.getuid()
         assert found[pid]["ppid"] == os.getpid()
         assert " ".join(argv) == found[pid]["command"]
         assert 0 <= found[pid]["age_s"] < 300
         assert reader not in found
+        odd = start(argv, CTL_RUN_ID="../..", PYTHONPATH=str(tmp_path))
+        again = probed([], 2**22 + 1, sys.executable, str(tmp_path / workdir))["vllm"]
+        assert [record["run_here"] for record in again if record["pid"] == odd] == [False]
 
     def test_leaves_out_the_probe_its_children_and_ancestors(self, start: Any, tmp_path: Path) -> None:
         (tmp_path / "vllm").write_text("import time; time.sleep(600)")
         pid = start([sys.executable, str(tmp_path / "vllm")])
-        assert pid in [record["pid"] for record in probe_processes(quiet, [], 2**22 + 1, sys.executable)["vllm"]]
-        found = probe_processes(quiet, [], os.getpid(), sys.executable)["vllm"]
+        assert pid in [record["pid"] for record in probed([], 2**22 + 1, sys.executable)["vllm"]]
+        found = probed([], os.getpid(), sys.executable)["vllm"]
         assert pid not in [record["pid"] for record in found]
 
     def test_compute_processes_seen_and_unseen(self, start: Any) -> None:
@@ -63,12 +74,12 @@ class TestProcesses:
             {"pid": pid, "gpu_uuid": "GPU-0", "memory_used": 5, "name": "python"},
             {"pid": 2**22 + 2, "gpu_uuid": "GPU-1", "memory_used": None, "name": "[Not Found]"},
         ]
-        found = probe_processes(quiet, apps, 2**22 + 1, sys.executable)
+        found = probed(apps, 2**22 + 1, sys.executable)
         assert [(r["pid"], r["gpu_uuid"], r["uid"]) for r in found["compute"]] == [
             (pid, "GPU-0", os.getuid()), (2**22 + 2, "GPU-1", None),
         ]  # fmt: skip
         assert pid not in [record["pid"] for record in found["vllm"]]
-        assert probe_processes(quiet, None, 2**22 + 1, None)["compute"] is None
+        assert probed(None, 2**22 + 1, None)["compute"] is None
 
     @pytest.mark.parametrize(
         ("comm", "argv", "expected"),

@@ -46,8 +46,10 @@ def test_a_living_supervisor_stops_its_run(host: HostRun) -> None:
     assert {item["signal"] for item in answer["killed"]} == {"SIGTERM", "SIGKILL"}
     result = host.read(paths.result)
     assert (result["end_reason"], result["killed"]) == ("stopped", answer["killed"])
-    assert answer["was_over"] is False
-    assert stop(host, plan) == {**answer, "was_over": True}, "a second stop changes nothing, and says so"
+    assert (answer["was"], answer["was_over"]) == ("running", False)
+    assert stop(host, plan) == {**answer, "was": "finished", "was_over": True}, (
+        "a second stop changes nothing, and says so"
+    )
     assert host.read(paths.result) == result
 
 
@@ -219,7 +221,7 @@ def test_a_lost_run_is_seen_and_its_lease_is_taken_over_only_because_nothing_liv
     assert (lease["run_id"], lease["alive"]) == (plan["run_id"], "dead")
     host.launch(host.plan(host.python("pass")))
     answer = stop(host, plan)
-    assert (answer["end_reason"], answer["was_over"]) == ("stopped", True)
+    assert (answer["end_reason"], answer["was"], answer["was_over"]) == ("stopped", "lost", True)
 
 
 def test_stop_before_a_launch_and_for_an_unknown_run_explains_itself(host: HostRun) -> None:

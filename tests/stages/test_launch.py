@@ -83,7 +83,11 @@ def test_a_second_run_is_told_who_holds_the_host(host: StubHost) -> None:
         launch.run(host.context(), host.plan(RUN.format(7), "/bin/true"), {})
     assert caught.value.code == "lease-busy"
     assert RUN.format(6) in str(caught.value) + str(caught.value.data)
-    assert "`ctl ps --host stub`" in caught.value.fix
+    assert caught.value.what.startswith(f"host stub is held by run {RUN.format(6)} of user ")
+    assert caught.value.why == "it came first, after preflight had looked; nothing was launched"
+    assert caught.value.fix == (
+        "queue behind it: the same command with `--wait`; see who holds it with `ctl ps --host stub`"
+    )
     stop.run(host.context(), RUN.format(6), grace_s=2)
     assert launch.run(host.context(), host.plan(RUN.format(8), "/bin/true"), {}).confirmation["outcome"] == "launched"
 

@@ -6,9 +6,11 @@ import pytest
 from support.recorded import START, Script, failing, finished, healthy, started, view_of
 
 from controller.ui.board import Snapshot
-from controller.ui.fleet import fleet_lines
+from controller.ui.fleet import STATE, fleet_lines
+from controller.ui.formats import end_word
 from controller.ui.glyphs import ASCII
 from controller.ui.keymap import UiState
+from remote_payload.host.protocol import REFUSED, EndReason
 
 
 def loading() -> Script:
@@ -53,3 +55,28 @@ def test_the_columns_of_rows_stand_below_each_other() -> None:
     first, second = rows(loading(), healthy(), width=100, now=641.2)
     assert first.index("0/1,000") == second.index("412/1,000")
     assert first.index("for ") == second.index("1 min 20 s")
+
+
+def ended(reason: str) -> Script:
+    add = loading()
+    add(300.0, "supervisor", "end", end_reason=reason, exit_code=None, signal=None, message="", gpus_clean=True)
+    return add
+
+
+def test_a_stop_that_somebody_asked_for_is_no_failure() -> None:
+    scripts = [finished(), ended("stopped"), ended("cancelled"), ended("job-signaled"), ended("lease-busy")]
+    shots = [Snapshot(view=view_of(each.events), now=START + 900, host_now=START + 900) for each in scripts]
+    head, _, *table = fleet_lines(shots, UiState(opened=None), 200, 20, ASCII)
+    assert head.plain.startswith(" 5 runs, 0 under way, 1 succeeded, 2 stopped, 2 failed ")
+    words = ["succeeded", "stopped", "cancelled", "killed", "refused"]
+    assert [next(word for word in words if f" {word} " in row.plain) for row in table] == words
+    colours = [{str(span.style) for span in row.spans} & {"red", "yellow", "green"} for row in table]
+    assert colours == [{"green"}, {"yellow"}, {"yellow"}, {"red"}, {"red"}]
+
+
+def test_every_end_is_a_word_that_a_row_has_room_for() -> None:
+    assert max(len(end_word(reason.value)) for reason in EndReason) <= STATE
+    assert {end_word(reason.value) for reason in REFUSED} == {"refused"}
+    assert [reason.value for reason in EndReason if end_word(reason.value) == "refused"] == [
+        reason.value for reason in EndReason if reason in REFUSED
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from support.printed import SUMMARY, Paper
 from support.recorded import RUN, failing, view_of
 
+from controller.commands import chosen_rows
 from controller.core.errors import HostKeyError, RefusedError
 from controller.core.runview import FindingView
 from controller.core.tracebacks import Failure, fold
@@ -180,6 +181,18 @@ def test_ps_lists_the_newest_first() -> None:
     assert empty.lines == ["no runs on gpu-host-1"]
 
 
+def test_ps_shows_the_newest_of_those_that_are_wanted() -> None:
+    states = {"20260101-000000-00000a": "running", "20260102-000000-00000b": "finished",
+              "20260103-000000-00000c": "lost", "20260104-000000-00000d": "orphaned"}  # fmt: skip
+    rows = [{"run_id": run_id, "state": state} for run_id, state in states.items()]
+
+    def ends(limit: int | None, *, running: bool) -> str:
+        return "".join(row["run_id"][-1] for row in chosen_rows(rows, limit=limit, running=running))
+
+    assert (ends(None, running=False), ends(2, running=False)) == ("dcba", "dc")
+    assert (ends(None, running=True), ends(1, running=True)) == ("da", "d")
+
+
 def test_hosts_and_origins() -> None:
     paper = Paper()
     host = {
@@ -255,6 +268,27 @@ def test_what_other_people_have_on_the_host_is_not_said_to_be_left() -> None:
         f"✓ run {RUN}: stopped on request",
         "  host left clean",
         "  not ours: /dev/shm/psm_1 (in use by process 22222)",
+    ]
+
+
+def test_a_stop_of_an_ended_run_says_that_nothing_was_stopped() -> None:
+    paper = Paper()
+    record = {
+        "run_id": RUN, "state": "finished", "end_reason": "succeeded", "gpus_clean": True,
+        "message": "all steps succeeded", "ended": "2026-11-30T08:31:07Z",
+        "killed": [{"pid": 7, "comm": "python", "signal": "SIGKILL"}],
+    }  # fmt: skip
+    print_stop(paper.console, record, had_ended=True, untouched=True)
+    assert paper.lines == [
+        f"✓ run {RUN} had already ended at 2026-11-30T08:31:07Z: succeeded",
+        "  nothing was stopped; all steps succeeded; host left clean",
+    ]
+    paper = Paper()
+    message = "all steps succeeded; what it had left was looked at again: 1 process ended"
+    print_stop(paper.console, {**record, "message": message}, had_ended=True)
+    assert paper.lines == [
+        f"✓ run {RUN} had already ended at 2026-11-30T08:31:07Z: succeeded",
+        f"  {message}; host left clean; killed by force: 1",
     ]
 
 
