@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from controller.api import attach, extract, plan, preflight
     from controller.core.errors import CtlError
     from controller.documents import Findings, Ledger, Plan, Summary
-    from controller.run import Detached, Run
+    from controller.run import Run
+    from controller.waiting import Detached
 
 __all__ = [
     "CtlError", "Detached", "Findings", "Ledger", "Plan", "Run", "Summary", "attach", "extract", "plan", "preflight",
@@ -23,7 +24,7 @@ __all__ = [
 
 _HOMES = {
     "CtlError": "controller.core.errors",
-    "Detached": "controller.run",
+    "Detached": "controller.waiting",
     "Findings": "controller.documents",
     "Ledger": "controller.documents",
     "Plan": "controller.documents",

@@ -10,6 +10,7 @@ from controller.core.errors import CtlError, ExitCode, JobStopped, UsageError
 from controller.core.runview import kind_word
 from controller.run import Run, exit_code
 from controller.runfolder import RunFolder, last_run
+from controller.ui.formats import state_word
 from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json
 from controller.workspace import load_workspace
 
@@ -99,7 +100,7 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
         if document is None:
             raise UsageError(
                 f"run {run.id} has no summary yet",
-                why=f"it is {run.state}",
+                why=f"it is {state_word(run.state, run.paused)}",
                 fix=f"watch it with `ctl attach {run.id}`",
                 code="no-summary",
             )

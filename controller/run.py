@@ -24,7 +24,9 @@ from controller.stages import watch as watch_stage
 from controller.stages.base import Context
 from controller.stages.mirror import read_part
 from controller.transport.base import Transport
-from controller.ui.formats import last_words
+from controller.ui.formats import last_words, state_word
+from controller.waiting import Detached
+from remote_payload.host.pause import paused_by
 from remote_payload.host.protocol import REFUSED, EndReason, HostRecord, Plan, RunState
 
 PATIENCE_S = 600.0
@@ -35,26 +37,6 @@ REFRESH_PATIENCE_S = 20.0
 
 FRESH_S = 1.0
 """What was copied this recently is not asked for again: a loop over `logs()` does not hammer the host."""
-
-
-class Detached(KeyboardInterrupt):
-    """Somebody interrupted the waiting for a run; the run goes on. The message says how to go back to it.
-
-    It is a KeyboardInterrupt, so that the cells after an interrupted one are not run and no `except Exception`
-    takes it for a failure.
-    """
-
-    def __init__(self, run_id: str, host: str) -> None:
-        super().__init__(
-            f"detached: run {run_id} goes on, on {host}\n"
-            f'  go back to it     run = controller.attach("{run_id}"); run.wait()\n'
-            f"  stop it            run.stop()\n"
-            f"  in a terminal      ctl attach {run_id}"
-        )
-
-    def _render_traceback_(self) -> list[str]:
-        """For IPython: the message, without the frames that were interrupted."""
-        return str(self).splitlines()
 
 
 class Sink(Protocol):
@@ -138,6 +120,11 @@ class Run:
             return self._outcome.state
         record = self._folder.read("run.json")
         return str(record["state"]) if record else self._confirmed
+
+    @property
+    def paused(self) -> str | None:
+        """Why a run that goes on waits, as far as was copied here: `disk-low` or `disk-full`, else None."""
+        return paused_by(str(self._folder.path / "events")) if self.state == RunState.RUNNING.value else None
 
     @property
     def ended(self) -> bool:
@@ -308,7 +295,7 @@ class Run:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Run {self.id} on {self.host}: {self.state}>"
+        return f"<Run {self.id} on {self.host}: {state_word(self.state, self.paused)}>"
 
     def __rich__(self) -> object:
         from controller.ui.notebook import run_renderable
@@ -327,7 +314,7 @@ class Run:
         return {
             "run_id": self.id,
             "host": self.host,
-            "state": "launched" if self.state == "unknown" else self.state,
+            "state": "launched" if self.state == "unknown" else state_word(self.state, self.paused),
             "end_reason": (result or {}).get("end_reason"),
             "name": (plan.get("job") or {}).get("name"),
             "folder": str(self._folder.path),

@@ -16,8 +16,10 @@ from controller.ui.formats import (
     bytes_text,
     count_text,
     duration_text,
+    is_paused,
     left_text,
     number_text,
+    pause_seconds,
     state_text,
 )
 from controller.ui.gauges import mean_util
@@ -57,6 +59,8 @@ def _summary(shots: Sequence[Snapshot], width: int) -> Text:
     ended = [shot for shot in shots if shot.view.end is not None]
     failed = [shot for shot in ended if shot.view.end and shot.view.end.end_reason != "succeeded"]
     words = [f"{len(shots)} runs", f"{len(shots) - len(ended)} under way"]
+    if paused := sum(is_paused(shot.view) for shot in shots):
+        words[-1] += f" ({paused} paused)"
     if ended:
         words.append(f"{len(ended) - len(failed)} succeeded")
     line = Text(" " + ", ".join(words), style="bold")
@@ -73,6 +77,8 @@ def _row(number: int, shot: Snapshot, *, chosen: bool, host_cells: int, width: i
     state = clean(state_text(view))
     if view.end is None and view.contact is not Contact.CONNECTED:
         state, style = "out of reach", "yellow"
+    elif is_paused(view):
+        state = "paused"  # what it waits for stands where others have the time left
     elif view.end is None and stage is not None:
         state = clean(stage.name)
         sign = spinner(shot.now, glyphs)
@@ -126,6 +132,8 @@ def _details(shot: Snapshot, *, narrow: bool) -> list[tuple[str, int, str]]:
 def _time_text(shot: Snapshot, *, narrow: bool) -> str:
     """Return the time left; where that is not known, how long its stage takes; of an end, the stage it came in."""
     view = shot.view
+    if (waited := pause_seconds(view, shot.host_now)) is not None:
+        return f"  disk full {duration_text(waited, running=True)}"
     if left := left_text(view):
         return "  " + (left.replace(" to last sample", " to last") if narrow else left)
     ended = last_stage(view) if view.end is not None else None

@@ -7,7 +7,7 @@ from rich.text import Text
 from controller.core.laststage import last_stage
 from controller.core.runview import Contact, RunView
 from controller.ui.clean import clean
-from controller.ui.formats import duration_text, given_up, gpus_clean_text, last_stage_text, state_text
+from controller.ui.formats import duration_text, given_up, gpus_clean_text, is_paused, last_stage_text, state_text
 from controller.ui.glyphs import Glyphs
 from controller.ui.layout import spread
 
@@ -49,4 +49,4 @@ def sign_of(view: RunView, glyphs: Glyphs) -> tuple[str, str]:
         return (glyphs.ok, "green") if view.end.end_reason == "succeeded" else (glyphs.fail, "red")
     if given_up(view):
         return glyphs.fail, "red"
-    return glyphs.dot, "yellow" if view.state in ("orphaned", "lost") else "cyan"
+    return glyphs.dot, "yellow" if view.state in ("orphaned", "lost") or is_paused(view) else "cyan"

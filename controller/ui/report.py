@@ -22,7 +22,6 @@ from controller.ui.formats import (
     count_text,
     duration_text,
     end_text,
-    state_text,
     state_word,
 )
 from controller.ui.markup import Markup, block, escape, facts, join, table, tag
@@ -84,7 +83,8 @@ def page(report: Report) -> str:
 
 def _header(report: Report) -> Markup:
     reason = str((report.result or {}).get("end_reason") or "")
-    words = end_text(reason) if reason else (state_word(report.state) or state_text(report.view))
+    pause = report.view.pause
+    words = end_text(reason) if reason else state_word(report.state, pause.code if pause else None)
     css = "good" if reason == "succeeded" else ("bad" if reason or report.state == "lost" else "warn")
     message = str((report.result or {}).get("message") or "")
     job = (report.plan or {}).get("job") or {}

@@ -133,6 +133,7 @@ def _times(summary: Mapping[str, Any]) -> str:
     if not isinstance(summary.get("rehearsal"), Mapping) and summary.get("end_reason") == EndReason.SUCCEEDED.value:
         timings.pop("rehearse", None)  # the step found nothing to try
     here = {name: timings.pop(name) for name in HERE if name in timings}
+    paused = timings.pop("paused", None)  # within the extraction
     whole = timings.pop("host", None)
     parts = {name: timings.pop(name) for name in IN_ORDER if name in timings} | timings
     shown = {name: value for name, value in parts.items() if value >= TOLD_S or name in ("load", "extract")}
@@ -141,7 +142,8 @@ def _times(summary: Mapping[str, Any]) -> str:
     if shown and (rest := whole - sum(shown.values())) >= REST_S:
         shown["other"] = rest
     on_host = f"{duration_text(whole)} on the host" + (f": {_spans(shown)}" if shown else "")
-    return on_host + (f"; before the launch {_spans(here)}" if here else "")
+    waited = f"; paused {duration_text(paused)} of that, for room on the disk" if paused else ""
+    return on_host + waited + (f"; before the launch {_spans(here)}" if here else "")
 
 
 def _spans(seconds: Mapping[str, float]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.recorded import START, Script, failing, finished, healthy, started, view_of
+from support.recorded import START, Script, failing, finished, healthy, paused, started, view_of
 
 from controller.ui.board import Snapshot
 from controller.ui.fleet import fleet_lines
@@ -53,3 +53,14 @@ def test_the_columns_of_rows_stand_below_each_other() -> None:
     first, second = rows(loading(), healthy(), width=100, now=641.2)
     assert first.index("0/1,000") == second.index("412/1,000")
     assert first.index("for ") == second.index("1 min 20 s")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_paused_run_is_no_run_at_work(width: int) -> None:
+    (row,) = rows(paused(), width=width, now=714.0)
+    places = [row.find(word) for word in ("paused", "41 %", "412/1,000", "disk full 1 min 04 s")]
+    assert -1 not in places, row
+    assert places == sorted(places)
+    shots = [Snapshot(view=view_of(each().events), now=START, host_now=START) for each in (paused, healthy)]
+    head, *_ = fleet_lines(shots, UiState(opened=None), 120, 20, ASCII)
+    assert head.plain.startswith(" 2 runs, 2 under way (1 paused)")

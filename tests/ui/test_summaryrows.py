@@ -113,3 +113,9 @@ def test_the_summary_of_another_kind_of_run_needs_no_samples() -> None:
     paper = Paper()
     print_summary(paper.console, {"run_id": RUN, "end_reason": "succeeded", "gpus_clean": True})
     assert paper.lines == [f"✓ run {RUN}: succeeded", "  after       host left clean"]
+
+
+def test_a_pause_is_no_part_of_its_own() -> None:
+    timings = {"host_s": 100.0, "load_s": 10.0, "extract_s": 80.0, "paused_s": 60.0}
+    time = str(dict(summary_rows({**SUMMARY, "timings": timings}))["time"])
+    assert "load 10 s, extract 1 min 20 s, other 10 s; paused 1 min 00 s of that, for room on the disk" in time
