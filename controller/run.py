@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from controller.afterwards import Afterwards, run_hook
 from controller.core.errors import CtlError, ExitCode, JobFailed, JobStopped, RefusedError, RemoteFailed, UsageError
@@ -25,9 +25,12 @@ from controller.stages.base import Context
 from controller.stages.mirror import read_part
 from controller.transport.base import Transport
 from controller.ui.formats import last_words, state_word
-from controller.waiting import Detached
+from controller.waiting import Detached, no_summary, wait_timeout
 from remote_payload.host.pause import paused_by
 from remote_payload.host.protocol import REFUSED, EndReason, HostRecord, Plan, RunState
+
+if TYPE_CHECKING:
+    import pandas
 
 PATIENCE_S = 600.0
 """How long a watch tries to reach a host again before it detaches; the run itself is not affected."""
@@ -105,6 +108,10 @@ class Run:
     def add_sink(self, sink: Sink) -> None:
         self._sinks.append(sink)
 
+    def remove_sink(self, sink: Sink) -> None:
+        """Give it no more. Raises ValueError if it was never added."""
+        self._sinks.remove(sink)
+
     def show_with(self, screen: Callable[[Run], AbstractContextManager[Sink] | None]) -> None:
         """Have `wait` show the run on what `screen` returns, which may be None for nothing."""
         self._screen = screen
@@ -145,6 +152,12 @@ class Run:
             )
             self._summary = Summary({**with_triage(document, self._folder), **used})
         return self._summary if document is not None else None
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return `summary.to_pandas()`. Raises UsageError (`no-summary`) while there is none, and without pandas."""
+        if self.summary is None:
+            raise no_summary(self.id, state_word(self.state, self.paused), "wait for its end with `run.wait()`")
+        return self.summary.to_pandas()
 
     @property
     def problem(self) -> Mapping[str, Any] | None:
@@ -229,11 +242,11 @@ class Run:
             )
 
     def wait(self, timeout: float | None = None) -> Run:
-        """Watch until the run has ended, and return self; in a notebook it is shown while it goes on.
+        """Watch until the run has ended, and return self; it is shown meanwhile, see `display` of `extract`.
 
-        `timeout` is in seconds. Raises TimeoutError when it has passed or when the host was out of reach for
-        longer than `PATIENCE_S`; the run goes on and may be waited for again. An interrupt (Ctrl-C, the stop button
-        of a notebook) raises Detached: it ends the waiting, not the run.
+        `timeout` is in seconds. Raises WaitTimeout, a CtlError and a TimeoutError, when it has passed or when the
+        host was out of reach for longer than `PATIENCE_S`; the run goes on and may be waited for again. An interrupt
+        (Ctrl-C, the stop button of a notebook) raises Detached: it ends the waiting, not the run.
         """
         try:
             return self._wait(timeout)
@@ -256,7 +269,10 @@ class Run:
             started = time.monotonic()
             outcome = self.watch()
         if not outcome.ended:
-            raise TimeoutError(f"run {self.id} is {self.state} after {time.monotonic() - started:.0f} s")
+            raise wait_timeout(
+                self.id, state_word(self.state, self.paused), waited_s=time.monotonic() - started, timeout=timeout,
+                patience_s=PATIENCE_S,
+            )  # fmt: skip
         return self
 
     def result(self, timeout: float | None = None) -> Summary:

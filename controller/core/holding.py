@@ -10,6 +10,7 @@ from remote_payload.host.protocol import PAUSES
 ENDED_BY: Mapping[str, tuple[str, ...]] = {
     "disk-freed": PAUSES,
     "gpu-query-works": ("gpu-query-failed",),
+    "events-written": ("events-unwritten",),
 }
 """Code of a notice, and the codes of those that it ends, of its own writer."""
 

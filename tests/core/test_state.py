@@ -218,6 +218,7 @@ def test_a_pause_outlives_the_notices_that_are_kept() -> None:
         ("driver", "disk-full", ("driver", "notice", {"code": "disk-freed", "level": "info"})),
         ("driver", "sample-deferred", ("driver", "phase", {"name": "drain", "status": "done"})),
         ("supervisor", "gpu-query-failed", ("supervisor", "notice", {"code": "gpu-query-works", "level": "info"})),
+        ("controller", "events-unwritten", ("controller", "notice", {"code": "events-written", "level": "info"})),
         ("controller", "orphaned", ("supervisor", "end", {"end_reason": "stopped"})),
     ],
 )
