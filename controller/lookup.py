@@ -16,7 +16,7 @@ from controller.localdisk import copying
 from controller.run import Run, Sink, load_plan
 from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run, matching
 from controller.stages.base import Context
-from controller.workspace import Workspace
+from controller.workspace import Workspace, load_workspace
 
 
 def open_run(
@@ -54,9 +54,19 @@ def open_run(
         return _adopt_run(folder.path.parent, folder.run_id, workspace.config.host(name), sinks, ask, pause)
     if host is not None:
         _refuse_other_host(workspace.config, folder.run_id, host, record)
-    target = workspace.config.host(host or record["name"])
+    target = _host_of(workspace, folder, host, record)
     transport = open_transport(target, ask=ask, pause=pause)
     return Run(folder, transport, plan["host"], plan["payload"], sinks, afterwards=Afterwards.of(target))
+
+
+def _host_of(workspace: Workspace, folder: RunFolder, named: str | None, record: Mapping[str, Any]) -> Host:
+    """Return the host of a run as it is described here, else where the run was launched: in a project, perhaps."""
+    try:
+        return workspace.config.host(named or record["name"])
+    except UsageError as error:
+        if named is not None or error.code != "unknown-host":
+            raise
+        return load_workspace(cwd=folder.path, environ=workspace.environ).config.host(record["name"])
 
 
 def _refuse_other_host(config: Config, run_id: str, named: str, record: Mapping[str, Any]) -> None:

@@ -66,6 +66,22 @@ def test_a_host_that_was_renamed_serves_its_runs(project: Workspace, tmp_path: P
     assert lookup.open_run(renamed, RUN_ID, "new").id == RUN_ID
 
 
+def test_a_run_of_a_project_is_found_from_every_folder_with_its_host(
+    project: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    folder = str(project.runs_dir / RUN_ID)
+    history.record(history.Entry(run_id=RUN_ID, host="mine", name="x", created="", folder=folder))
+    elsewhere = tmp_path.parent / f"{tmp_path.name}-elsewhere"
+    elsewhere.mkdir()
+    away = load_workspace(cwd=elsewhere, environ={"HOME": str(tmp_path)})
+    assert "mine" not in away.config.hosts
+    assert lookup.open_run(away, RUN_ID, None).host == "mine"
+    with pytest.raises(UsageError, match="unknown host"):
+        lookup.open_run(away, RUN_ID, "nobody")
+
+
 def test_the_run_of_a_demo_is_in_the_history_of_whoever_tries_it(tmp_path: Path) -> None:
     own = {"HOME": str(tmp_path / "me")}
     environment = with_history({"HOME": "/demo/home"}, own)
