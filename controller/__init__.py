@@ -2,7 +2,7 @@
 
     run = extract(host="gpu1", playbook="eagle3-kimi-k2.5")
     run.wait()
-    run.summary.to_pandas()
+    run.to_pandas()
 
 Names are loaded on first use, so that `ctl --help` imports none of the libraries behind them.
 """
@@ -15,20 +15,23 @@ if TYPE_CHECKING:
     from controller.api import attach, extract, plan, preflight
     from controller.core.errors import CtlError
     from controller.documents import Findings, Ledger, Plan, Summary
-    from controller.run import Detached, Run
+    from controller.run import Run
+    from controller.waiting import Detached, WaitTimeout
 
 __all__ = [
-    "CtlError", "Detached", "Findings", "Ledger", "Plan", "Run", "Summary", "attach", "extract", "plan", "preflight",
+    "CtlError", "Detached", "Findings", "Ledger", "Plan", "Run", "Summary", "WaitTimeout", "attach", "extract",
+    "plan", "preflight",
 ]  # fmt: skip
 
 _HOMES = {
     "CtlError": "controller.core.errors",
-    "Detached": "controller.run",
+    "Detached": "controller.waiting",
     "Findings": "controller.documents",
     "Ledger": "controller.documents",
     "Plan": "controller.documents",
     "Run": "controller.run",
     "Summary": "controller.documents",
+    "WaitTimeout": "controller.waiting",
     "attach": "controller.api",
     "extract": "controller.api",
     "plan": "controller.api",

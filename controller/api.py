@@ -6,7 +6,9 @@ several at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 from controller import contact, lookup, pipeline
@@ -14,11 +16,14 @@ from controller.core.errors import RefusedError
 from controller.core.intention import describe
 from controller.core.model import Overrides
 from controller.documents import Findings, Plan
+from controller.known import known_of
 from controller.payload import load_payload
-from controller.run import Run, Sink
+from controller.run import Run, Sink, load_plan
+from controller.runfolder import RunFolder
 from controller.stages import data as data_stage
 from controller.workspace import load_workspace
 from remote_payload.host.protocol import OwnedOutput
+from remote_payload.host.protocol import Plan as HostPlan
 
 Stale = Literal["fail", "clear", "quarantine", "resume"]
 Kind = Literal["auto", "tokens", "chat"]
@@ -56,9 +61,10 @@ def extract(
 ) -> Run:
     """Check the host, launch an extraction, and return its handle as soon as the host has confirmed that it holds it.
 
-    That takes seconds, not the hours of the run: `Run.wait` follows it, in a notebook with a live display unless
-    `display` is "none". Whatever may refuse a run refuses it here. The arguments are those of `ctl extract`; None
-    leaves the playbook's own value, and configuration is found from the current folder, as the command line does.
+    That takes seconds, not the hours of the run: `Run.wait` follows it. Both are shown, in a notebook `Run.wait` as a
+    live display, elsewhere as plain lines on stderr, those of `ctl extract --progress plain`; `display` "none" shows
+    nothing. Whatever may refuse a run refuses it here. The arguments are those of `ctl extract`; None leaves the
+    playbook's own value, and configuration is found from the current folder, as the command line does.
 
     `yes` stands for the confirmation of what `stale="clear"` or "quarantine" will delete or move. `shard` is (number
     from 1, of how many). `allow` are codes of findings to start in spite of. With `wait` the run queues on the host
@@ -85,7 +91,15 @@ def extract(
             )
         return True
 
-    return _shown(pipeline.launch(intention, sinks=sinks, confirm=confirm), display)
+    with ExitStack() as stack:
+        shown: list[Sink] = []
+        if display == "auto" and _has_lines():
+            folder = RunFolder(intention.runs_dir / intention.plan["run_id"])
+            shown.append(stack.enter_context(_lines(folder, intention.host.name, intention.plan, error_follows=True)))
+        run = pipeline.launch(intention, sinks=[*sinks, *shown], confirm=confirm)
+        for sink in shown:
+            run.remove_sink(sink)
+    return _shown(run, display)
 
 
 def plan(
@@ -177,7 +191,7 @@ def attach(
 
 
 def _shown(run: Run, display: Display) -> Run:
-    """Have the run show itself where it is waited for, if that is a notebook."""
+    """Have the run show itself where it is waited for."""
     if display == "auto":
         run.show_with(_screen)
     return run
@@ -186,7 +200,25 @@ def _shown(run: Run, display: Display) -> Run:
 def _screen(run: Run) -> Any:
     from controller.ui.notebook_live import NotebookView, in_notebook
 
-    return NotebookView(run.id, run.host) if in_notebook() else None
+    if in_notebook():
+        return NotebookView(run.id, run.host)
+    return _lines(run.folder, run.host, load_plan(run.folder), error_follows=False) if _has_lines() else None
+
+
+def _has_lines() -> bool:
+    """Whether there is a stderr for plain lines, and no notebook, which shows a run where it is waited for."""
+    from controller.ui.notebook_live import in_notebook
+
+    return sys.stderr is not None and not in_notebook()
+
+
+@contextmanager
+def _lines(folder: RunFolder, host: str, plan: HostPlan | None, *, error_follows: bool) -> Iterator[Sink]:
+    """Print a run as plain lines, each with its host: a script may wait for several in threads."""
+    from controller.ui.stream import PlainView
+
+    with PlainView(sys.stderr, label=host, error_follows=error_follows) as view:
+        yield view.sink(run=folder.run_id, host=host, known=known_of(folder, plan))
 
 
 def _codes(allow: Sequence[str]) -> Sequence[str]:

@@ -24,6 +24,7 @@ from controller.known import RunControls, known_of
 from controller.pipeline import Intention
 from controller.run import Run
 from controller.runfolder import RunFolder, find_run
+from controller.ui.formats import state_word
 from controller.ui.stream import View, choose_view
 from controller.ui.terminal import ask_yes_no, can_ask, err_console, out_console, print_json, spoken
 from controller.workspace import load_workspace
@@ -137,10 +138,12 @@ def _watch(run: Run, view: View, *, as_json: bool, view_stack: ExitStack) -> Exi
 
 def _detached(run: Run, *, as_json: bool) -> ExitCode:
     if as_json:
-        print_json({"schema_version": 1, "detached": True, "run_id": run.id, "host": run.host, "state": run.state})
+        where = {"run_id": run.id, "host": run.host, "state": run.state, "paused": run.paused}
+        print_json({"schema_version": 1, "detached": True, **where})
         return ExitCode.DETACHED
     console = err_console()
-    console.print(f"detached: run {run.id} goes on, on {run.host}")
+    waits = f"; it is {state_word(run.state, run.paused)}" if run.paused else ""
+    console.print(f"detached: run {run.id} goes on, on {run.host}{waits}")
     for verb, text in (("attach", "watch it again"), ("logs -f", "read its log"), ("stop", "stop it")):
         console.print(f"  {text:<16}ctl {verb} {run.id}")
     return ExitCode.DETACHED

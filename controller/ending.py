@@ -6,11 +6,13 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from controller import diagnosis, lookup
-from controller.core.errors import CtlError, ExitCode, JobStopped, UsageError
+from controller.core.errors import CtlError, ExitCode, JobStopped
 from controller.core.runview import kind_word
 from controller.run import Run, exit_code
 from controller.runfolder import RunFolder, last_run
+from controller.ui.formats import state_word
 from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json
+from controller.waiting import no_summary
 from controller.workspace import load_workspace
 from remote_payload.host.protocol import RunState
 
@@ -99,12 +101,8 @@ def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
         document = run.summary
         if document is None:
             lost = run.state == RunState.LOST.value
-            raise UsageError(
-                f"run {run.id} has no summary" + ("" if lost else " yet"),
-                why=f"it is {run.state}",
-                fix=f"see what it wrote: `ctl logs {run.id}`" if lost else f"watch it with `ctl attach {run.id}`",
-                code="no-summary",
-            )
+            fix = f"see what it wrote: `ctl logs {run.id}`" if lost else f"watch it with `ctl attach {run.id}`"
+            raise no_summary(run.id, state_word(run.state, run.paused), fix)
     if as_json:
         print_json(document)
     else:

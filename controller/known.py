@@ -11,12 +11,18 @@ from typing import Any
 
 from controller import diagnosis, history
 from controller.core.events import Event, parse_event
+from controller.core.numbers import finite
 from controller.core.tracebacks import Failure, FoldedFailure
 from controller.run import Run, load_plan
 from controller.runfolder import RunFolder
 from controller.stages.mirror import LOCAL_EVENTS
 from controller.ui.board import Diagnosed, Known
+from remote_payload.host.files import parse_line, tail_bytes
+from remote_payload.host.layout import LOG_TIMES
 from remote_payload.host.protocol import EndReason, Plan
+
+LAST_BYTES = 64 << 10
+"""Looked at for the last line of a ledger, which has the figures of each state."""
 
 EARLIER_RUNS = 5
 """Enough for a median, few enough to be read before the first frame."""
@@ -37,8 +43,9 @@ def known_of(folder: RunFolder, plan: Plan | None = None, *, live: bool = True) 
         ranks=gpu_ranks(plan) if plan else {},
         usual=usual_seconds(earlier),
         ending_s=usual_ending(earlier),
-        # The mirror's own times: a copied folder has those of its copying.
+        # Of a replay they would be those of its end.
         written=(lambda: written_at(folder)) if live else dict,
+        printed=(lambda: printed_at(folder)) if live else (lambda: None),
         diagnose=lambda: _diagnosed(folder),
     )
 
@@ -112,13 +119,29 @@ def usual_ending(folders: Iterable[Path]) -> float | None:
 
 
 def written_at(folder: RunFolder) -> dict[int, float]:
-    """Return when each rank's ledger last grew here, in seconds since the epoch."""
+    """Return when each rank wrote its last sample, by the host's clock in seconds since the epoch.
+
+    Where the end of a ledger does not say, as of an earlier version, it is the time at which it grew here.
+    """
     times = {}
     for path in (folder.path / "ledger").glob("rank-*.jsonl"):
         rank = path.stem.removeprefix("rank-")
         if rank.isdecimal():
-            times[int(rank)] = path.stat().st_mtime
+            t = _last_time(path)
+            times[int(rank)] = path.stat().st_mtime if t is None else t
     return times
+
+
+def printed_at(folder: RunFolder) -> float | None:
+    """Return when the host noted the last byte of the log that is here, by its clock; None of an earlier version."""
+    return _last_time(folder.path / "log" / LOG_TIMES)
+
+
+def _last_time(path: Path) -> float | None:
+    """Return `t` of the last whole line of a file of JSON objects, None if it has none."""
+    *lines, _ = tail_bytes(str(path), LAST_BYTES).split(b"\n")
+    record = parse_line(lines[-1]) if lines else None
+    return finite(record.get("t")) if record is not None else None
 
 
 def _earlier(folder: RunFolder) -> tuple[Event, ...]:

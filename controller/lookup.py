@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 from controller.afterwards import Afterwards
 from controller.contact import Ask, Pause, list_runs, open_transport, pushed_context
+from controller.core.config import Config
 from controller.core.errors import UsageError
 from controller.core.model import Host
 from controller.localdisk import copying
 from controller.run import Run, Sink, load_plan
 from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run, matching
 from controller.stages.base import Context
-from controller.workspace import Workspace
+from controller.workspace import Workspace, load_workspace
 
 
 def open_run(
@@ -51,9 +52,37 @@ def open_run(
                 fix=f"name the host of the run: `ctl attach {folder.run_id} --host HOST`",
             )  # fmt: skip
         return _adopt_run(folder.path.parent, folder.run_id, workspace.config.host(name), sinks, ask, pause)
-    target = workspace.config.host(host or record["name"])
+    if host is not None:
+        _refuse_other_host(workspace.config, folder.run_id, host, record)
+    target = _host_of(workspace, folder, host, record)
     transport = open_transport(target, ask=ask, pause=pause)
     return Run(folder, transport, plan["host"], plan["payload"], sinks, afterwards=Afterwards.of(target))
+
+
+def _host_of(workspace: Workspace, folder: RunFolder, named: str | None, record: Mapping[str, Any]) -> Host:
+    """Return the host of a run as it is described here, else where the run was launched: in a project, perhaps."""
+    try:
+        return workspace.config.host(named or record["name"])
+    except UsageError as error:
+        if named is not None or error.code != "unknown-host":
+            raise
+        return load_workspace(cwd=folder.path, environ=workspace.environ).config.host(record["name"])
+
+
+def _refuse_other_host(config: Config, run_id: str, named: str, record: Mapping[str, Any]) -> None:
+    """Raise UsageError (`run-elsewhere`) where another host is named than the run is known to be of.
+
+    The same address is the same host, and a name that is defined no more may have been changed.
+    """
+    target = config.host(named)
+    same = target.name == record["name"] or target.record()["address"] == record["address"]
+    if not same and record["name"] in config.hosts:
+        raise UsageError(
+            f"run {run_id} is of host `{record['name']}`, not of `{named}`",
+            why="it was launched there, and no other host knows it",
+            fix=f"leave `--host` out, or name {record['name']}",
+            code="run-elsewhere",
+        )
 
 
 def copy_what_is_new(run: Run) -> None:

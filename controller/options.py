@@ -85,7 +85,10 @@ ProgressOption = Annotated[
 QuietOption = Annotated[
     int,
     typer.Option(
-        "--quiet", "-q", count=True, help="No progress, only the result and errors; -qq: errors and the exit code."
+        "--quiet",
+        "-q",
+        count=True,
+        help="No progress, only the result and errors; -qq: errors and the exit code.",
     ),
 ]
 DetachOption = Annotated[

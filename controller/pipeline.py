@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 
 from controller import history
 from controller.afterwards import Afterwards
+from controller.attempts import drop_old_attempts
 from controller.contact import Ask, Pause, connect_and_push, open_transport
 from controller.core import planner, shape
 from controller.core.checks_command import programs
@@ -200,6 +201,7 @@ def launch(
         with copying(folder.path):
             folder.write_local(status="launched")
         _remember(ctx, plan, folder)
+        _tidy(ctx, intention.runs_dir)
         undo.pop_all()
     return run
 
@@ -217,6 +219,14 @@ def _remember(ctx: Context, plan: Plan, folder: RunFolder) -> None:
     except OSError as error:
         # The run is on its way: a home folder that cannot be written is worth a word, not a failure.
         ctx.emit("notice", level="warn", code="history", text=f"not remembered in {history.history_file()}: {error}")
+
+
+def _tidy(ctx: Context, runs_dir: Path) -> None:
+    try:
+        drop_old_attempts(runs_dir)
+    except OSError as error:
+        text = f"folders of old attempts that launched nothing stay in {runs_dir}: {error}"
+        ctx.emit("notice", level="warn", code="attempts-kept", text=text)
 
 
 def preflight(ctx: Context, intention: Intention) -> preflight_stage.PreflightOutcome:

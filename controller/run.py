@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from controller import gone
 from controller.afterwards import Afterwards, run_hook
@@ -25,8 +25,13 @@ from controller.stages import watch as watch_stage
 from controller.stages.base import Context
 from controller.stages.mirror import read_part
 from controller.transport.base import Transport
-from controller.ui.formats import last_words
+from controller.ui.formats import last_words, state_word
+from controller.waiting import Detached, no_summary, wait_timeout
+from remote_payload.host.pause import paused_by
 from remote_payload.host.protocol import REFUSED, EndReason, HostRecord, Plan, RunState
+
+if TYPE_CHECKING:
+    import pandas
 
 PATIENCE_S = 600.0
 """How long a watch tries to reach a host again before it detaches; the run itself is not affected."""
@@ -36,26 +41,6 @@ REFRESH_PATIENCE_S = 20.0
 
 FRESH_S = 1.0
 """What was copied this recently is not asked for again: a loop over `logs()` does not hammer the host."""
-
-
-class Detached(KeyboardInterrupt):
-    """Somebody interrupted the waiting for a run; the run goes on. The message says how to go back to it.
-
-    It is a KeyboardInterrupt, so that the cells after an interrupted one are not run and no `except Exception`
-    takes it for a failure.
-    """
-
-    def __init__(self, run_id: str, host: str) -> None:
-        super().__init__(
-            f"detached: run {run_id} goes on, on {host}\n"
-            f'  go back to it     run = controller.attach("{run_id}"); run.wait()\n'
-            f"  stop it            run.stop()\n"
-            f"  in a terminal      ctl attach {run_id}"
-        )
-
-    def _render_traceback_(self) -> list[str]:
-        """For IPython: the message, without the frames that were interrupted."""
-        return str(self).splitlines()
 
 
 class Sink(Protocol):
@@ -124,6 +109,10 @@ class Run:
     def add_sink(self, sink: Sink) -> None:
         self._sinks.append(sink)
 
+    def remove_sink(self, sink: Sink) -> None:
+        """Give it no more. Raises ValueError if it was never added."""
+        self._sinks.remove(sink)
+
     def show_with(self, screen: Callable[[Run], AbstractContextManager[Sink] | None]) -> None:
         """Have `wait` show the run on what `screen` returns, which may be None for nothing."""
         self._screen = screen
@@ -139,6 +128,11 @@ class Run:
             return self._outcome.state
         record = self._folder.read("run.json")
         return str(record["state"]) if record else self._confirmed
+
+    @property
+    def paused(self) -> str | None:
+        """Why a run that goes on waits, as far as was copied here: `disk-low` or `disk-full`, else None."""
+        return paused_by(str(self._folder.path / "events")) if self.state == RunState.RUNNING.value else None
 
     @property
     def ended(self) -> bool:
@@ -159,6 +153,12 @@ class Run:
             )
             self._summary = Summary({**with_triage(document, self._folder), **used})
         return self._summary if document is not None else None
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return `summary.to_pandas()`. Raises UsageError (`no-summary`) while there is none, and without pandas."""
+        if self.summary is None:
+            raise no_summary(self.id, state_word(self.state, self.paused), "wait for its end with `run.wait()`")
+        return self.summary.to_pandas()
 
     @property
     def problem(self) -> Mapping[str, Any] | None:
@@ -238,11 +238,11 @@ class Run:
             return watch_stage.WatchOutcome(ended=True, state=word.state, end_reason=word.end_reason, reconnects=0)
 
     def wait(self, timeout: float | None = None) -> Run:
-        """Watch until the run has ended, and return self; in a notebook it is shown while it goes on.
+        """Watch until the run has ended, and return self; it is shown meanwhile, see `display` of `extract`.
 
-        `timeout` is in seconds. Raises TimeoutError when it has passed or when the host was out of reach for
-        longer than `PATIENCE_S`; the run goes on and may be waited for again. An interrupt (Ctrl-C, the stop button
-        of a notebook) raises Detached: it ends the waiting, not the run.
+        `timeout` is in seconds. Raises WaitTimeout, a CtlError and a TimeoutError, when it has passed or when the
+        host was out of reach for longer than `PATIENCE_S`; the run goes on and may be waited for again. An interrupt
+        (Ctrl-C, the stop button of a notebook) raises Detached: it ends the waiting, not the run.
         """
         try:
             return self._wait(timeout)
@@ -265,7 +265,10 @@ class Run:
             started = time.monotonic()
             outcome = self.watch()
         if not outcome.ended:
-            raise TimeoutError(f"run {self.id} is {self.state} after {time.monotonic() - started:.0f} s")
+            raise wait_timeout(
+                self.id, state_word(self.state, self.paused), waited_s=time.monotonic() - started, timeout=timeout,
+                patience_s=PATIENCE_S,
+            )  # fmt: skip
         return self
 
     def result(self, timeout: float | None = None) -> Summary:
@@ -311,7 +314,7 @@ class Run:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Run {self.id} on {self.host}: {self.state}>"
+        return f"<Run {self.id} on {self.host}: {state_word(self.state, self.paused)}>"
 
     def __rich__(self) -> object:
         from controller.ui.notebook import run_renderable
@@ -330,7 +333,7 @@ class Run:
         return {
             "run_id": self.id,
             "host": self.host,
-            "state": "launched" if self.state == "unknown" else self.state,
+            "state": "launched" if self.state == "unknown" else state_word(self.state, self.paused),
             "end_reason": (result or {}).get("end_reason"),
             "name": (plan.get("job") or {}).get("name"),
             "folder": str(self._folder.path),

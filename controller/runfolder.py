@@ -136,6 +136,7 @@ class Recorder:
         self._sink = sink
         self._lock = threading.Lock()
         self._waiting = b""
+        self._told_unwritten = False
         # A later attach continues the sequence; the file has one writer at a time (see RunFolder.watching).
         self._seq = self._path.read_bytes().count(b"\n") if self._path.is_file() else 0
 
@@ -150,7 +151,11 @@ class Recorder:
             except OSError as error:
                 failed = error if first else None
         self._sink(event)
+        if self._told_unwritten and not self._waiting:
+            self._told_unwritten = False
+            self("notice", level="info", code="events-written", text=f"{self._path} is written again")
         if failed is not None:
+            self._told_unwritten = True
             self(
                 "notice",
                 level="warn",

@@ -25,7 +25,8 @@ Environment
 
     CTL_HOST       the host, when no --host is given
     CTL_PLAYBOOK   the playbook, when no --playbook is given
-    CTL_RUNS_DIR   where run folders are kept (default: ./ctl-runs)
+    CTL_RUNS_DIR   where run folders are kept (default: ctl-runs beside the nearest hosts.toml
+                   of a project, here or above; else in the current folder)
     CTL_CONFIG     the project's hosts.toml, instead of the nearest one upwards
     NO_COLOR       plain lines instead of the dashboard, as with CI and TERM=dumb
     XDG_CONFIG_HOME/ctl/hosts.toml, XDG_CONFIG_HOME/ctl/playbooks    your own hosts and playbooks

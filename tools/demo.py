@@ -4,7 +4,8 @@
     python tools/demo.py stop    stop that sshd
 
 Everything lies below `.demo/`: keys, known_hosts, models, data, output, HOME, TMPDIR and the caches of vLLM. Only
-`/run/sshd`, where OpenSSH separates privileges, and `/dev/shm`, which vLLM's workers share, lie outside.
+`/run/sshd`, where OpenSSH separates privileges, and `/dev/shm`, which vLLM's workers share, lie
+outside, and a line of the history of your own `ctl`, which knows the demo's run from every folder then.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(CHECKOUT))
 
+from controller.history import history_file  # noqa: E402 - found through the line above
 from tools.sshd import SshdUnavailable, SshServer  # noqa: E402 - found through the line above
 
 ALIAS = "ctl-demo"
@@ -122,6 +125,11 @@ playbook = "demo"
         return self.sshd_pid() is None
 
 
+def with_history(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return a demo's environment whose runs the `ctl` of the environment `own` knows by their ids too."""
+    return {**environment, "XDG_STATE_HOME": str(history_file(own).parent.parent)}
+
+
 def main(argv: list[str]) -> int:
     demo = Demo(CHECKOUT / ".demo")
     if argv == ["stop"]:
@@ -138,11 +146,13 @@ def main(argv: list[str]) -> int:
         return 1
     command = ["ctl", "extract", "--host", "demo", "--playbook", "demo", "--yes"]
     print(f"$ {' '.join(command)}", file=sys.stderr)
-    code = subprocess.call([sys.executable, "-m", "controller", *command[1:]], cwd=CHECKOUT, env=demo.environment())
+    environment = with_history(demo.environment(), os.environ)
+    code = subprocess.call([sys.executable, "-m", "controller", *command[1:]], cwd=CHECKOUT, env=environment)
     if code == 0:
         print(
             "\nsshd goes on, so that you can look around:\n"
-            "  .venv/bin/ctl summary --last\n  .venv/bin/ctl ps --host demo\n  make demo-stop",
+            "  export PATH=$PWD/.venv/bin:$PATH\n  ctl summary --last\n  ctl ps --host demo\n"
+            "  ctl extract --host demo --stale clear\n  make demo-stop",
             file=sys.stderr,
         )
     return code

@@ -18,6 +18,7 @@ from controller.core.checks_inputs import check_data, check_environment, check_m
 from controller.core.checks_login import check_login
 from controller.core.checks_machine import check_disk, check_lease, check_memory
 from controller.core.checks_outputs import check_outputs, owned_outputs
+from controller.core.checks_records import check_records
 from controller.core.checks_source import check_source, source_of
 from controller.core.checks_toolchain import check_toolchain
 from controller.core.finding import Finding, Level, failed, warned
@@ -84,6 +85,7 @@ def findings(
         *check_capability(report, plan),
         *check_engine(report, plan, engine_places or {}),
         *check_data(report, plan, data_name),
+        *check_records(report, plan, data_name),
         *check_source(report, plan),
         *check_outputs(report, plan),
         *check_disk(report, plan, bytes_expected, min_free_bytes),

@@ -32,6 +32,9 @@ class HostClock:
 
     def here(self, event: Event) -> float:
         """Return when an event happened, by this machine's clock."""
-        if event.writer == CONTROLLER:
-            return event.t
-        return event.t + max(self._least, min(0.0, self._most))
+        return event.t if event.writer == CONTROLLER else event.t + self.behind_s
+
+    @property
+    def behind_s(self) -> float:
+        """Seconds to add to a time of the host's clock for one of this machine's."""
+        return max(self._least, min(0.0, self._most))

@@ -22,6 +22,7 @@ exit codes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -63,6 +64,9 @@ class CtlError(Exception):
         self.fix = fix
         self.code = code or type(self).code
         self.data = data or {}
+        if fix:  # so that a script that does not catch it shows what to do below its frames
+            self.add_note("\n".join(_printable(f"fix: {line}" if not n else f"     {line}" for n, line in
+                                               enumerate(fix.splitlines()))))  # fmt: skip
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.what, self.why) if part)
@@ -75,7 +79,7 @@ class CtlError(Exception):
             f"  fix: {part}" if number == 0 else f"       {part}" for number, part in enumerate(self.fix.splitlines())
         ]
         lines += [f"  code: {self.code}"]
-        return ["".join(filter(str.isprintable, line)) for line in lines]
+        return _printable(lines)
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form: {code, what, why, fix} and `data` where there is any."""
@@ -83,6 +87,10 @@ class CtlError(Exception):
         if self.data:
             record["data"] = self.data
         return record
+
+
+def _printable(lines: Iterable[str]) -> list[str]:
+    return ["".join(filter(str.isprintable, line)) for line in lines]
 
 
 class UsageError(CtlError):

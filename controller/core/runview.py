@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from controller.core.holding import holding
 from controller.core.tracebacks import Failure, FoldedFailure, fold
 
 WRITING_PHASES = ("capture", "drain")
@@ -160,6 +161,8 @@ class RunView:
     recent_progress: tuple[ProgressView, ...] = ()  # the last is the present one
     failures: tuple[Failure, ...] = ()
     notices: tuple[NoticeView, ...] = ()
+    pause: NoticeView | None = None
+    """Why nothing is admitted, while that is so; None once the run has ended."""
     contact: Contact = Contact.CONNECTED
     contact_text: str = ""
     contact_since: float | None = None
@@ -175,6 +178,13 @@ class RunView:
     @property
     def progress(self) -> ProgressView | None:
         return self.recent_progress[-1] if self.recent_progress else None
+
+    @property
+    def warnings(self) -> tuple[NoticeView, ...]:
+        """Of the notices those that warn, and of which nothing later said that they are past."""
+        captured = any(phase.name == "drain" and phase.status is Status.DONE for phase in self.phases)
+        still = holding(self.notices, captured=captured, ended=self.end is not None)
+        return tuple(notice for notice in still if notice.level == "warn")
 
     @property
     def own_stages(self) -> tuple[StageView, ...]:
@@ -226,18 +236,21 @@ class RunView:
 
     @property
     def disk_full_s(self) -> float | None:
-        """Seconds until the output's file system is full at the momentary rate; None where nothing is written."""
+        """Seconds until the output's file system is full at the momentary rate.
+
+        None where nothing is written, and in a pause, before which there was a rate.
+        """
         free, rate = self.disk_free, self.bytes_per_s
-        return free / rate if free is not None and rate else None
+        return free / rate if free is not None and rate and self.pause is None else None
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the last sample at the momentary rate; None without a total or without movement before it.
+        """Seconds to the last sample at the momentary rate; None without a total, without movement, and in a pause.
 
         What follows, a canary, the engine's end and the proof of the files, is not in it: see `ending_s`.
         """
         progress = self.progress
-        if progress is None or progress.total is None:
+        if progress is None or progress.total is None or self.pause is not None:
             return None
         left = max(0, progress.total - progress.done)
         rate = _rate(self.recent_progress, lambda each: each.done)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from controller.core.events import Event
+from controller.core.holding import ENDED_BY
 from controller.core.runview import (
     WRITING_PHASES,
     Contact,
@@ -26,7 +27,7 @@ from controller.core.runview import (
     Status,
 )
 from controller.core.tracebacks import Failure
-from remote_payload.host.protocol import RunState
+from remote_payload.host.protocol import PAUSES, RunState
 
 __all__ = ["HISTORY", "NOTICES", "RATE_WINDOW_S", "RunView", "in_order", "reduce", "replay"]
 
@@ -172,7 +173,14 @@ def _notice(view: RunView, event: Event) -> RunView:
         writer=event.writer,
         t=event.t,
     )
-    return replace(view, notices=(*view.notices, notice)[-NOTICES:])
+    view = replace(view, notices=(*view.notices, notice)[-NOTICES:])
+    if notice.code in PAUSES:
+        return replace(view, pause=notice if view.end is None else None)
+    if notice.code in ENDED_BY and view.pause is not None and view.pause.code in ENDED_BY[notice.code]:
+        # A rate over the pause would say nothing of what is to come.
+        kept = view.recent_progress[-1:]
+        return replace(view, pause=None, recent_progress=tuple(replace(each, t=event.t) for each in kept))
+    return view
 
 
 def _problem(view: RunView, event: Event) -> RunView:
@@ -205,7 +213,7 @@ def _end(view: RunView, event: Event) -> RunView:
         message=_text(event, "message"),
         gpus_clean=clean if isinstance(clean, bool) else "unknown",
     )
-    return replace(view, end=end, ended=event.t)
+    return replace(view, end=end, ended=event.t, pause=None)
 
 
 _HANDLERS: Mapping[str, Callable[[RunView, Event], RunView]] = {

@@ -39,7 +39,7 @@ def message_lines(view: RunView, glyphs: Glyphs, *, refused: bool) -> list[Text]
         if (finding.level == "warn" or (finding.level == "fail" and refused))
         and not (cleared and finding.code in UNTIL_CLEARED)
     ]
-    found += [("warn", notice.text, "") for notice in view.notices if notice.level == "warn"]
+    found += [("warn", notice.text, "") for notice in view.warnings]
     found = list(dict.fromkeys(found))
     found.sort(key=lambda each: each[0] != "fail")
     fails = [each for each in found if each[0] == "fail"]

@@ -19,8 +19,10 @@ from controller.ui.formats import (
     duration_text,
     end_word,
     ending_of,
+    is_paused,
     left_text,
     number_text,
+    pause_seconds,
     state_text,
 )
 from controller.ui.gauges import mean_util
@@ -61,6 +63,8 @@ def _summary(shots: Sequence[Snapshot], width: int) -> Text:
     endings = [ending_of(shot.view.end.end_reason) for shot in ended if shot.view.end]
     count = {ending: endings.count(ending) for ending in Ending}
     words = [f"{len(shots)} runs", f"{len(shots) - len(ended)} under way"]
+    if paused := sum(is_paused(shot.view) for shot in shots):
+        words[-1] += f" ({paused} paused)"
     if ended:
         words.append(f"{count[Ending.WELL]} succeeded")
     if count[Ending.STOPPED]:
@@ -79,6 +83,8 @@ def _row(number: int, shot: Snapshot, *, chosen: bool, host_cells: int, width: i
     state = clean(state_text(view) if view.end is None else end_word(view.end.end_reason))
     if view.end is None and view.contact is not Contact.CONNECTED:
         state, style = "out of reach", "yellow"
+    elif is_paused(view):
+        state = "paused"  # what it waits for stands where others have the time left
     elif view.end is None and stage is not None:
         state = clean(stage.name)
         sign = spinner(shot.now, glyphs)
@@ -132,6 +138,8 @@ def _details(shot: Snapshot, *, narrow: bool) -> list[tuple[str, int, str]]:
 def _time_text(shot: Snapshot, *, narrow: bool) -> str:
     """Return the time left; where that is not known, how long its stage takes; of an end, the stage it came in."""
     view = shot.view
+    if (waited := pause_seconds(view, shot.host_now)) is not None:
+        return f"  disk full {duration_text(waited, running=True)}"
     if left := left_text(view):
         return "  " + (left.replace(" to last sample", " to last") if narrow else left)
     ended = last_stage(view) if view.end is not None else None

@@ -10,7 +10,7 @@ from typing import Any
 
 from controller.core.laststage import last_stage
 from controller.core.runview import EndView, ProgressView, RunView, Status
-from remote_payload.host.protocol import EndReason
+from remote_payload.host.protocol import EndReason, RunState
 
 UNKNOWN = "-"
 """Shown where a value is not known: one missing sensor never breaks a row."""
@@ -23,6 +23,9 @@ _STATES = {
     "stopping": "stopping",
     "lost": "lost: neither job nor supervisor lives",
 }
+
+_PAUSES = {"disk-low": "paused: the disk is full", "disk-full": "paused: the disk is full"}
+"""By the code of the notice that began it; one that only a newer version knows is `paused` alone."""
 
 _END_REASONS = {
     "succeeded": "succeeded",
@@ -183,7 +186,7 @@ def state_text(view: RunView) -> str:
         return end_text(view.end.end_reason)
     if given_up(view):
         return "refused" if view.stages[-1].name in ("preflight", "confirm") else "not launched"
-    return state_word(view.state)
+    return state_word(view.state, view.pause.code if view.pause else None)
 
 
 def given_up(view: RunView) -> bool:
@@ -191,9 +194,21 @@ def given_up(view: RunView) -> bool:
     return not view.state and bool(view.stages) and view.stages[-1].status is Status.FAILED
 
 
-def state_word(state: str) -> str:
-    """Return a RunState in words."""
+def state_word(state: str, paused: str | None = None) -> str:
+    """Return a RunState in words; of one that runs `paused` says what it waits for, by the code of the notice."""
+    if paused and state == RunState.RUNNING.value:
+        return _PAUSES.get(paused, "paused")
     return _STATES.get(state, state)
+
+
+def is_paused(view: RunView) -> bool:
+    """Whether a run that goes on waits for room; while it stops or is lost, that is what is to be said."""
+    return view.pause is not None and view.state == RunState.RUNNING.value
+
+
+def pause_seconds(view: RunView, host_now: float) -> float | None:
+    """Return for how long a run has been paused, None if it is not; `host_now` is by the host's clock."""
+    return max(0.0, host_now - view.pause.t) if view.pause is not None and is_paused(view) else None
 
 
 def end_text(end_reason: str) -> str:

@@ -13,6 +13,7 @@ from controller.ui.formats import (
     ending_of,
     given_up,
     gpus_clean_text,
+    is_paused,
     last_stage_text,
     state_text,
 )
@@ -59,4 +60,4 @@ def sign_of(view: RunView, glyphs: Glyphs) -> tuple[str, str]:
         return signs[ending], ending.value
     if given_up(view):
         return glyphs.fail, "red"
-    return glyphs.dot, "yellow" if view.state in ("orphaned", "lost") else "cyan"
+    return glyphs.dot, "yellow" if view.state in ("orphaned", "lost") or is_paused(view) else "cyan"

@@ -106,7 +106,7 @@ def live_text(view: RunView, tail: Sequence[LogLine], now: float) -> str:
     if view.progress is not None:
         done = f"{count_text(view.progress.done)} of {count_text(view.progress.total)}"
         lines.append(f"  {'samples':<9}{done}, {count_text(view.progress.tokens)} tokens")
-    lines += [f"  {notice.code}: {notice.text}" for notice in view.notices if notice.level == "warn"]
+    lines += [f"  {notice.code}: {notice.text}" for notice in view.warnings]
     for failure in view.exceptions[:1]:
         lines += [f"  {failure.first.label}: {failure.first.summary}", *failure.first.traceback.splitlines()]
     if view.end is None:
@@ -128,9 +128,7 @@ def live_html(view: RunView, tail: Sequence[LogLine], now: float) -> Markup:
     ]
     parts.append(facts([*rows, *_progress(view), *_devices(view)]))
     parts += [
-        tag("div", join([tag("span", notice.code, "warn"), escape(f": {notice.text}")]))
-        for notice in view.notices
-        if notice.level == "warn"
+        tag("div", join([tag("span", notice.code, "warn"), escape(f": {notice.text}")])) for notice in view.warnings
     ]
     parts += [
         join([tag("div", f"{failure.first.label}: {failure.first.summary}", "bad"), block(failure.first.traceback)])

@@ -13,6 +13,7 @@ from controller.ui.formats import (
     done_text,
     duration_text,
     gpus_clean_text,
+    is_paused,
     left_text,
     state_text,
     state_word,
@@ -77,6 +78,10 @@ def changes(before: RunView, view: RunView, *, refused: bool) -> list[str]:
         lines.append(back + (f": {clean(view.contact_text)}" if view.contact_text else ""))
     if view.state != before.state and view.state:
         lines.append(f"run {clean(view.run)} is {clean(state_word(view.state))}")
+    if is_paused(view) and before.pause is None:
+        lines.append(f"run {clean(view.run)} is {clean(state_text(view))}")
+    elif before.pause is not None and view.pause is None and view.end is None:
+        lines.append(f"run {clean(view.run)} goes on")
     fresh_failures = view.failures[len(before.failures) :]
     if view.state == RunState.STOPPING.value:
         # What processes report as they are stopped reads like a failure, and is none; the log has it whole.
@@ -116,6 +121,8 @@ def heartbeat(view: RunView, now: float, quiet_s: float) -> str:
     stage = at_work(view) or view.phase or (view.stages[-1] if view.stages else None)
     parts = [f"still {clean(stage.name)}" if stage else "still preparing"]
     parts[0] += f" after {duration_text(view.elapsed_s(now), running=True)}"
+    if is_paused(view):
+        parts.insert(0, state_text(view))
     if view.progress is not None:
         parts.append(progress_line(view))
     if view.contact is not Contact.CONNECTED:

@@ -85,7 +85,12 @@ def page(report: Report) -> str:
 
 def _header(report: Report) -> Markup:
     reason = str((report.result or {}).get("end_reason") or "")
-    words = end_text(reason) if reason else (state_word(report.state) or state_text(report.view))
+    pause = report.view.pause
+    words = (
+        end_text(reason)
+        if reason
+        else (state_word(report.state, pause.code if pause else None) or state_text(report.view))
+    )
     css = ending_css(reason) if reason else ("bad" if report.state == "lost" else "warn")
     message = str((report.result or {}).get("message") or "")
     job = (report.plan or {}).get("job") or {}

@@ -11,7 +11,7 @@ from controller.core.runview import StageView, Status, at_work
 from controller.ui.board import Snapshot
 from controller.ui.charts import bar
 from controller.ui.clean import clean
-from controller.ui.formats import duration_text
+from controller.ui.formats import duration_text, pause_seconds
 from controller.ui.glyphs import UNICODE, Glyphs
 from controller.ui.layout import BAR_MAX, LABEL
 
@@ -69,6 +69,10 @@ def work_line(shot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     stage = at_work(shot.view)
     if stage is None or shot.view.end is not None:
         return []
+    waited = pause_seconds(shot.view, shot.host_now)
+    if waited is not None:
+        text = f"waiting for room on the disk{glyphs.separator}for {duration_text(waited, running=True)}"
+        return [Text.assemble((f" {glyphs.warn} now".ljust(LABEL) + text, "yellow"))]
     head = f" {spinner(shot.now, glyphs)} now".ljust(LABEL)
     if stage.fraction is not None:
         return [_bar(head, stage, shot, width, glyphs)]

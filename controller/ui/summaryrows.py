@@ -64,6 +64,8 @@ def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
                 line.append_text(_skipped(summary, count))
             elif count:
                 line.append(f", {count_text(count)} {name}", style="bold red")
+        if blank := summary.get("blank_lines"):
+            line.append(f", {count_text(blank)} blank line{'' if blank == 1 else 's'} passed over", style="yellow")
         yield "samples", line
         if unfinished and samples.get("written"):
             yield "go on", Text("the same command with `--stale resume` keeps what is written and adds the rest")
@@ -130,12 +132,26 @@ def _skipped(summary: Mapping[str, Any], count: int) -> Text:
     """Return how many records gave no sample, and why; where they are a good part of the data, so that it is seen."""
     records = count + int((summary.get("samples") or {}).get("expected") or 0)
     reasons = summary.get("skipped") if isinstance(summary.get("skipped"), Mapping) else {}
-    told = ", ".join(f"{clean(code)} {count_text(number)}" for code, number in (reasons or {}).items()
-                     if code not in WRITTEN_ALL_THE_SAME)  # fmt: skip
+    told = ("; " if summary.get("skipped_lines") else ", ").join(
+        f"{clean(code)} {count_text(number)}{_lines_text(summary, code, number)}"
+        for code, number in (reasons or {}).items()
+        if code not in WRITTEN_ALL_THE_SAME
+    )
     much = count / records >= MUCH_SKIPPED
     share = f" of {count_text(records)} records, {count / records:.0%} of the data" if much else ""
     line = f", {count_text(count)} skipped{share}" + (f" ({told})" if told else "")
     return Text(line, style="bold red" if much else "yellow")
+
+
+def _lines_text(summary: Mapping[str, Any], code: str, number: int) -> str:
+    """Return the first lines, or rows, of the records that were skipped for one reason; older summaries have none."""
+    lines = (summary.get("skipped_lines") or {}).get(code) or ()
+    if not lines:
+        return ""
+    read_as = str((summary.get("data") or {}).get("read_as") or "")
+    place = "line" if read_as.startswith("json") else "row"  # of jsonl and json
+    more = " and more" if number > len(lines) else ""
+    return f", {place}{'s' if number > 1 else ''} {', '.join(map(clean, lines))}{more}"
 
 
 def _times(summary: Mapping[str, Any]) -> str:
@@ -145,6 +161,7 @@ def _times(summary: Mapping[str, Any]) -> str:
     if not isinstance(summary.get("rehearsal"), Mapping) and summary.get("end_reason") == EndReason.SUCCEEDED.value:
         timings.pop("rehearse", None)  # the step found nothing to try
     here = {name: timings.pop(name) for name in HERE if name in timings}
+    paused = timings.pop("paused", None)  # within the extraction
     whole = timings.pop("host", None)
     parts = {name: timings.pop(name) for name in IN_ORDER if name in timings} | timings
     shown = {name: value for name, value in parts.items() if value >= TOLD_S or name in ("load", "extract")}
@@ -153,7 +170,8 @@ def _times(summary: Mapping[str, Any]) -> str:
     if shown and (rest := whole - sum(shown.values())) >= REST_S:
         shown["other"] = rest
     on_host = f"{duration_text(whole)} on the host" + (f": {_spans(shown)}" if shown else "")
-    return on_host + (f"; before the launch {_spans(here)}" if here else "")
+    waited = f"; paused {duration_text(paused)} of that, for room on the disk" if paused else ""
+    return on_host + waited + (f"; before the launch {_spans(here)}" if here else "")
 
 
 def _spans(seconds: Mapping[str, float]) -> str:

@@ -276,7 +276,8 @@ def _run_state(run: Mapping[str, Any]) -> Text:
     state, reason = str(run.get("state")), run.get("end_reason")
     if reason:
         return text(end_text(str(reason)), ending_of(str(reason)).value)
-    return text(state_word(state), "cyan" if state == "running" else "yellow")
+    paused = run.get("paused")
+    return text(state_word(state, paused), "cyan" if state == "running" and not paused else "yellow")
 
 
 def _age(run: Mapping[str, Any], now: float) -> str:

@@ -284,14 +284,17 @@ class Admission:
 
     def _pause(self, code: str, why: str) -> None:
         self._paused = self._beaten = time.monotonic()
+        self._progress.paused = code
         self._notice("warn", code, f"{why}. No sample is admitted until space is freed; none is lost")
+        self._progress.beat()  # the latest of these says whether the run is paused: see `host.pause`
 
     def _resume(self) -> None:
         if self._paused is None:
             return
         seconds = time.monotonic() - self._paused
-        self._paused = None
+        self._paused = self._progress.paused = None
         self._notice("info", "disk-freed", f"{self._room.output} has room again; goes on after {seconds:.0f} s")
+        self._progress.beat()
 
 
 class _Disk:

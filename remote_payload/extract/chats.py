@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remote_payload.extract.records import Malformed
+from remote_payload.host.textdata import json_error
 
 SHAREGPT_ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant",
@@ -29,10 +30,6 @@ class Chat:
     def assistants(self) -> list[int]:
         """Positions of the assistant's messages."""
         return [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
-
-
-def is_chat(record: dict[str, Any]) -> bool:
-    return record.get("messages") is not None or record.get("conversations") is not None
 
 
 def read_chat(record: dict[str, Any]) -> Chat:
@@ -129,7 +126,7 @@ def _decoded(text: str, what: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Malformed("malformed", f"{what} is not JSON: {error}") from error
+        raise Malformed("malformed", f"{what} is not JSON: {json_error(error, text)} of its text") from error
 
 
 def _check_text(chat: Chat) -> None:

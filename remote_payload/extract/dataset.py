@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remote_payload.extract.chats import is_chat, read_chat
+from remote_payload.extract.chats import read_chat
 from remote_payload.extract.records import Malformed, Source, open_source
 from remote_payload.extract.render import ChatRenderer, Rendered
 from remote_payload.extract.settings import ConfigError
+from remote_payload.host.broken import Faults
+from remote_payload.host.textdata import record_fault
 
 KINDS = ("auto", "tokens", "chat")
 """What a record is; `auto` takes either, record by record."""
@@ -190,6 +192,7 @@ class DataSet:
     methods: dict[str, int]  # chats by how their loss mask was told, see `render`
     indexes: int  # taken by samples and skipped records
     unmasked: int  # samples without a loss mask: every token of theirs counts
+    blank: Faults  # lines of what was read that are no records
 
 
 def read_samples(
@@ -261,6 +264,7 @@ class _Reader:
             samples=self._samples, container=source.container,
             kinds={kind: count for kind, count in self._kinds.items() if count},
             methods=dict(self._renderer.methods), indexes=self._index, unmasked=self._unmasked,
+            blank=source.blank,
         )  # fmt: skip
 
     def _full(self) -> bool:
@@ -274,16 +278,15 @@ class _Reader:
         self._skip(Skip(index=self._index, line=named.line, code=code, why=why, record_id=named.record_id))
 
     def _pieces(self, record: dict[str, Any]) -> list[Rendered | _Tokens]:
+        if fault := record_fault(record, self._kind):
+            raise Malformed(*fault)
         if self._kind != "chat" and record.get("input_ids") is not None:
             tokens = _token_record(record)
             self._kinds["tokens"] += 1
             return [tokens]
-        if self._kind != "tokens" and is_chat(record):
-            pieces: list[Rendered | _Tokens] = list(self._renderer.render(read_chat(record)))
-            self._kinds["chat"] += 1
-            return pieces
-        wanted = {"tokens": "input_ids", "chat": "messages or conversations"}
-        raise Malformed("malformed", f"no {wanted.get(self._kind, 'input_ids, messages or conversations')} in it")
+        pieces: list[Rendered | _Tokens] = list(self._renderer.render(read_chat(record)))
+        self._kinds["chat"] += 1
+        return pieces
 
     def _take(self, named: _Named, piece: Rendered | _Tokens) -> None:
         ids, mask = piece.token_ids, piece.mask

@@ -93,6 +93,8 @@ class Progress:
         self._events = events
         self._total, self._skipped, self._counts = total, skipped, kept
         self._told: Counts | None = None
+        self.paused: str | None = None
+        """Code of the notice that said why nothing is admitted; every event says it until it is None again."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ctl-progress", daemon=True)
 
@@ -121,7 +123,7 @@ class Progress:
         self._told = counts = self._counts
         self._events.emit(
             "progress", done=counts.done, total=self._total, tokens=counts.tokens, bytes=counts.bytes,
-            skipped=self._skipped, failed=0,
+            skipped=self._skipped, failed=0, **({"paused": self.paused} if self.paused else {}),
         )  # fmt: skip
 
     def _run(self) -> None:

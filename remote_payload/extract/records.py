@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from remote_payload.extract.settings import ConfigError
-from remote_payload.host.textdata import LINE_LIMIT, lists_of_records, text_container
+from remote_payload.host.broken import BLANK, Faults
+from remote_payload.host.textdata import LINE_LIMIT, Fault, lists_of_records, parse_record, text_container
 
 PARQUET_MAGIC = b"PAR1"
 ARROW_FILE_MAGIC = b"ARROW1"
@@ -42,10 +43,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A data set that can be read: `container` is "jsonl", "json", "parquet" or "arrow"."""
+    """A data set that can be read: `container` is "jsonl", "json", "parquet" or "arrow".
+
+    `blank` has the blank lines, which are no records, of what was read; it is to be read once.
+    """
 
     container: str
     records: Callable[[], Iterator[Record]]
+    blank: Faults = field(default_factory=Faults)
 
 
 def open_source(path: str) -> Source:
@@ -63,13 +68,14 @@ def open_source(path: str) -> Source:
         raise ConfigError(f"{path} is a single Arrow file: name the folder that `save_to_disk` wrote")
     if text_container(path) == "json":
         return Source(container="json", records=lambda: _json_array(path))
-    return Source(container="jsonl", records=lambda: _json_lines(path))
+    blank = Faults()
+    return Source(container="jsonl", records=lambda: _json_lines(path, blank), blank=blank)
 
 
 # ------------------------------------------------------------------------------------------------ text
 
 
-def _json_lines(path: str) -> Iterator[Record]:
+def _json_lines(path: str, blank: Faults) -> Iterator[Record]:
     with open(path, "rb") as file:
         number = 0
         while line := file.readline(LINE_LIMIT + 1):
@@ -79,19 +85,10 @@ def _json_lines(path: str) -> Iterator[Record]:
                     line = file.readline(LINE_LIMIT)
                 yield Record(line=number, value=Malformed("over-long", f"the line is longer than {LINE_LIMIT} bytes"))
             elif line.strip():
-                yield Record(line=number, value=_parse(line))
-
-
-def _parse(line: bytes) -> dict[str, Any] | Malformed:
-    try:
-        text = line.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        return Malformed("encoding", f"not UTF-8: byte {error.start} is 0x{line[error.start]:02x}")
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return Malformed("malformed", f"not JSON: {error}")
-    return record if isinstance(record, dict) else Malformed("malformed", "not a JSON object")
+                found = parse_record(line)
+                yield Record(line=number, value=Malformed(*found) if isinstance(found, Fault) else found)
+            else:
+                blank.add(number, Fault(BLANK, ""))
 
 
 def _json_array(path: str) -> Iterator[Record]:

@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from remote_payload.extract.dataset import NOTICES, Skip
-
-NAMED = 8
-"""Lines named in a notice; the ledger has them all."""
+from remote_payload.host.broken import NAMED
 
 NOTED = {
     "truncated": "cut to max_seq_len",
@@ -34,6 +32,11 @@ class Refused:
     def skipped(self) -> int:
         """How many gave no sample."""
         return sum(count for code, count in self.counts.items() if code not in NOTICES)
+
+    @property
+    def lines(self) -> dict[str, list[int]]:
+        """The first NAMED lines, or rows, of each code; the ledger has them all."""
+        return {code: lines[:NAMED] for code, lines in self._lines.items()}
 
     def notices(self, container: str) -> Iterator[tuple[str, str]]:
         """Yield (code, text) of each code; `container` decides whether a record has a line or a row."""

@@ -116,6 +116,8 @@ def verify(paths: RunPaths) -> dict[str, Any]:
         "data": {"path": spec["data"], "read_as": manifest["data"], "records": manifest["records"]},
         "shard": manifest["shard"],
         "skipped": manifest["skipped"],
+        "skipped_lines": manifest["skipped_lines"],
+        "blank_lines": manifest["blank_lines"],
         "missing": missing[:LISTED],
         "timings": {"load_s": seconds.get("load"), "extract_s": round(extract_s, 3)},
         "versions": manifest["versions"],

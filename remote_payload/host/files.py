@@ -110,13 +110,18 @@ def is_at(descriptor: int, path: str) -> bool:
 
 def tail_text(path: str, limit: int = 8192) -> str:
     """Return the last `limit` bytes of a file as text, "" if there is none."""
+    return tail_bytes(path, limit).decode("utf-8", "replace")
+
+
+def tail_bytes(path: str, limit: int) -> bytes:
+    """Return the last `limit` bytes of a file, none if it does not exist."""
     try:
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - limit))
-            return file.read().decode("utf-8", "replace")
+            return file.read()
     except FileNotFoundError:
-        return ""
+        return b""
 
 
 def sha256_of(paths: List[str]) -> Tuple[int, str]:

@@ -135,7 +135,7 @@ class Sampler(threading.Thread):
     """Calls `emit("sample", ...)` every two, later five seconds, until stopped.
 
     `output` is the folder that the job writes to, whose file system is measured too. A failing nvidia-smi is told
-    once as a notice, again only after it worked in between.
+    once as a notice, again only after it worked in between, which is told too.
     """
 
     def __init__(self, emit: Callable[..., None], cuda: bool, output: Optional[str] = None) -> None:
@@ -154,6 +154,8 @@ class Sampler(threading.Thread):
             if self._cuda:
                 try:
                     gpus = sample_gpus()
+                    if failing:
+                        self._emit("notice", level="info", code="gpu-query-works", text="nvidia-smi answers again")
                     failing = False
                 except CommandFailed as error:
                     if not failing:

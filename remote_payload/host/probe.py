@@ -13,6 +13,7 @@ import sys
 import time
 from typing import Any, BinaryIO, Callable, Dict, List, Optional
 
+from remote_payload.host.broken import probe_broken
 from remote_payload.host.capability import probe_capability
 from remote_payload.host.envfile import read_env_file, with_python_first
 from remote_payload.host.errors import HostError, ProtocolError
@@ -175,7 +176,7 @@ def plan_sections(request: Dict[str, Any]) -> List[Section]:
         runs["history"] = lambda note, results: probe_history(note, request["workdir"], model)
         runs["toolchain"] = lambda note, results: probe_toolchain(note, python, env, request.get("env_file"))
     if data is not None:
-        runs["data"] = lambda note, results: probe_data(note, data)
+        runs["data"] = lambda note, results: _with_broken(probe_data(note, data), spec)
     if data is not None and spec:
         runs["lengths"] = lengths
     if spec and (cuda or ranks > 1):  # one rank on the CPU has neither a context nor anybody to talk to
@@ -198,6 +199,12 @@ AFTER = {
 
 def _data(results: Results, name: str) -> Optional[Dict[str, Any]]:
     return results[name].get("data") if name in results else None
+
+
+def _with_broken(found: Dict[str, Any], spec: Dict[str, Any]) -> Dict[str, Any]:
+    if not spec or found["container"] != "jsonl" or not found["bytes"]:
+        return found
+    return {**found, "broken": probe_broken(found["path"], spec["data_kind"], spec["max_samples"])}
 
 
 def _environment(request: Dict[str, Any]) -> Dict[str, str]:

@@ -322,6 +322,10 @@ class Confirmation(TypedDict):
     detail: Optional[Dict[str, Any]]
 
 
+PAUSES = ("disk-low", "disk-full")
+"""Codes of the driver's notices that begin a pause, in which no sample is admitted; `disk-freed` ends it."""
+
+
 # ---------------------------------------------------------------------------------------- validators
 
 

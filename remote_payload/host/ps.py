@@ -13,6 +13,7 @@ from remote_payload.host.layout import RUN_ID, Layout, RunPaths
 from remote_payload.host.lease import lease_folder, list_leases
 from remote_payload.host.liveness import Readings, judge, read_readings
 from remote_payload.host.members import find_members, recorded
+from remote_payload.host.pause import paused_by
 from remote_payload.host.protocol import WIRE, EndReason, Liveness, RunState, check_record
 
 
@@ -46,7 +47,9 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
         try:
             plan = read_json(layout.run(run_id).plan) or {}
             lease_dirs.add((plan.get("host") or {}).get("lease_dir"))
-            rows.append(_row(run_id, plan, judge_run(layout.run(run_id))))
+            standing = judge_run(layout.run(run_id))
+            waits = paused_by(layout.run(run_id).events) if standing.state is RunState.RUNNING else None
+            rows.append(_row(run_id, plan, standing, waits))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             # One damaged folder must not hide the others, nor pass for a run that ended well.
             evidence = "its records cannot be read: %s: %s" % (type(error).__name__, error)
@@ -134,7 +137,7 @@ def _start_lock_is_held(paths: RunPaths) -> Optional[bool]:
     return False
 
 
-def _row(run_id: str, plan: Dict[str, Any], standing: Standing) -> Dict[str, Any]:
+def _row(run_id: str, plan: Dict[str, Any], standing: Standing, waits: Optional[str] = None) -> Dict[str, Any]:
     run, job = standing.run or {}, plan.get("job") or {}
     return {
         "run_id": run_id,
@@ -143,6 +146,7 @@ def _row(run_id: str, plan: Dict[str, Any], standing: Standing) -> Dict[str, Any
         "payload": run.get("payload") or plan.get("payload"),  # what operates the run from anywhere
         "user": run.get("user"),
         "state": standing.state.value,
+        "paused": waits,
         "step": standing.step,
         "end_reason": standing.end_reason,
         "started": run.get("started"),

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional
 
 from remote_payload.host.files import read_json, read_lines
 from remote_payload.host.layout import RunPaths
+from remote_payload.host.pause import paused_seconds
 from remote_payload.host.protocol import WIRE, EndReason, Result, RunState
 
 SCHEMA_VERSION = 1
@@ -167,6 +168,8 @@ def _measured(events: List[Dict[str, Any]]) -> Dict[str, float]:
             name = (PHASE_TIMINGS if event.get("type") == "phase" else STEP_TIMINGS).get(str(event.get("name")))
             if name:
                 timings[name] = round(timings.get(name, 0.0) + event["seconds"], 3)
+    if waited := paused_seconds(events):
+        timings["paused_s"] = round(waited, 3)
     return {**timings, **_shutdown(events)}
 
 

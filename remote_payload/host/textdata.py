@@ -1,4 +1,4 @@
-"""Whether a text file is a JSONL data set or one JSON document, by its contents, and what its first records are.
+"""Whether a text file is a JSONL data set or one JSON document, by its contents, and what its records are.
 
 Preflight and the job must answer alike, so both ask here.
 """
@@ -6,7 +6,7 @@ Preflight and the job must answer alike, so both ask here.
 from __future__ import annotations
 
 import json
-from typing import Any, BinaryIO, Dict, Iterator, List
+from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Union
 
 LINE_LIMIT = 64 << 20
 """Bytes of one line. 64 MiB of JSON is about ten million tokens: a file without line ends, not a record."""
@@ -23,7 +23,48 @@ FIRST_BYTES = 1 << 24
 
 FIRST_RECORDS = 100
 
+RECORD_OF = {"tokens": ("input_ids",), "chat": ("messages", "conversations")}
+"""One of these has a value in a record of a kind."""
+
 _DECODER = json.JSONDecoder()
+
+
+class Fault(NamedTuple):
+    """Why a line gives no record. `code` is stable, `why` is for a person, and speaks of the line's own columns."""
+
+    code: str
+    why: str
+
+
+def parse_record(line: bytes) -> Union[Dict[str, Any], Fault]:
+    """Return the object on a line of a JSONL file, or why there is none (`malformed`, `encoding`)."""
+    try:
+        text = line.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        return Fault("encoding", "not UTF-8: byte %d is 0x%02x" % (error.start, line[error.start]))
+    text = text.rstrip("\r\n")  # else what is missing at the end would be missing on a second line
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Fault("malformed", "not JSON: %s of the line" % json_error(error, text))
+    return record if isinstance(record, dict) else Fault("malformed", "not a JSON object")
+
+
+def record_fault(record: Dict[str, Any], kind: str) -> Optional[Fault]:
+    """Return why an object is no record of a kind ("tokens", "chat", or "auto" for either), None if it is one."""
+    wanted = [keys for name, keys in RECORD_OF.items() if kind in (name, "auto")]
+    if any(record.get(key) is not None for keys in wanted for key in keys):
+        return None
+    names = [key for keys in wanted for key in keys]
+    return Fault("malformed", "no %s in it" % " or ".join(filter(None, (", ".join(names[:-1]), names[-1]))))
+
+
+def json_error(error: Exception, text: str) -> str:
+    """Return what json said of a text, and where in it: the lines that it counts are not those of the file."""
+    if not isinstance(error, json.JSONDecodeError):
+        return "nested too deeply, at some place"
+    ends = ", the end," if error.pos >= len(text) else ""
+    return "%s at column %d%s" % (error.msg, error.pos + 1, ends)
 
 
 def text_container(path: str) -> str:

@@ -154,7 +154,7 @@ def test_this_machine_from_probe_to_clear(tmp_path: Path) -> None:
     """The whole way on real files: probe, judge, put the listing into the plan, clear what was listed."""
     root, data = tmp_path / "root", tmp_path / "prompts.jsonl"
     root.mkdir()
-    data.write_text('{"input_ids": [1, 2, 3]}\n')
+    data.write_text('{"input_ids": [1, 2, 3]}\n\n')
     changes: dict[str, Any] = {
         "host.workdir": str(tmp_path / "work"), "host.python": sys.executable, "host.accelerator": "cpu",
         "host.gpus": 0,
@@ -163,11 +163,13 @@ def test_this_machine_from_probe_to_clear(tmp_path: Path) -> None:
         "job.outputs.0.path": str(root / "out"), "job.outputs.0.root": str(root), "job.outputs.0.stale": "clear",
     }  # fmt: skip
     plan = changed_plan(changes)
+    spec = cast("dict[str, Any]", plan["extract"])
     claim(plan["job"]["outputs"][0], "20261128-090000-000001")
     (root / "out" / "hs_0.safetensors").write_bytes(bytes(1000))
     request = {
         "workdir": plan["host"]["workdir"], "accelerator": "cpu", "python": sys.executable, "gpus": 0,
         "kind": "extract", "outputs": plan["job"]["outputs"], "model": str(tmp_path / "model"), "data": str(data),
+        "extract": {"over_long": "truncate", **spec, "data_kind": "auto"},
         "deadline_s": 45.0, "lease_dir": str(tmp_path / "lease"),
     }  # fmt: skip
     out = io.BytesIO()
@@ -177,12 +179,41 @@ def test_this_machine_from_probe_to_clear(tmp_path: Path) -> None:
     by_code = {finding.code: finding for finding in findings(report, plan, bytes_expected=10_000)}
     assert not [code for code in by_code if code.startswith("probe-")], "a section failed on this machine"
     assert by_code["model-missing"].level is Level.FAIL
-    assert by_code["data"].what.startswith("1 line of tokens")
+    assert by_code["data"].what.startswith("2 lines of tokens")
+    assert (by_code["data-broken"].level, by_code["data-broken"].why) == (Level.WARN, "1 blank: line 2")
     assert by_code["output-clear"].what == f"1 entry (1000 B) in {root / 'out'} will be deleted"
 
     (output,) = owned_outputs(report, plan)
     assert clear(output, plan["run_id"])["deleted_entries"] == 1
     assert [path.name for path in (root / "out").iterdir()] == [".ctl-owner.json"]
+
+
+def test_lines_that_give_no_sample_are_named_before_the_launch() -> None:
+    report = json.loads((CASES / "probe-8x-rtx-pro-6000.json").read_text())
+    faults = [
+        {"code": "blank", "count": 1, "lines": [33], "why": ""},
+        {"code": "encoding", "count": 1, "lines": [7], "why": "not UTF-8: byte 2 is 0xff"},
+        {
+            "code": "malformed",
+            "count": 9,
+            "lines": [1, 2, 3, 4, 5, 6, 8, 2001],
+            "why": "not JSON: x at column 4 of the line",
+        },
+    ]
+    report["sections"]["data"]["data"]["broken"] = {"lines": 2002, "whole": True, "faults": faults}
+    found = {each.code: each for each in findings(report, changed_plan({}), data_name="prompts.jsonl")}
+    assert found["data-broken"].level is Level.WARN
+    assert found["data-broken"].what == "11 of 2,002 lines of prompts.jsonl give no sample"
+    assert found["data-broken"].why == (
+        "1 blank: line 33; 1 encoding: line 7 (not UTF-8: byte 2 is 0xff); "
+        "9 malformed: lines 1, 2, 3, 4, 5, 6, 8, 2001 and more (line 1: not JSON: x at column 4 of the line)"
+    )
+    report["sections"]["data"]["data"]["broken"] = {"lines": 2002, "whole": False, "faults": faults[:1]}
+    (one,) = [each for each in findings(report, changed_plan({})) if each.code == "data-broken"]
+    assert one.what.startswith("1 of the first 2,002 lines of ")
+    assert one.what.endswith(" gives no sample")
+    report["sections"]["data"]["data"]["broken"] = {"lines": 2002, "whole": True, "faults": []}
+    assert "data-broken" not in {each.code for each in findings(report, changed_plan({}))}
 
 
 def test_a_recorded_report_of_a_cpu_host_is_in_order() -> None:

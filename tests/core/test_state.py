@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
-from support.recorded import START, Script, failing, healthy, sample, started, view_of
+from support.recorded import START, Script, failing, freed, healthy, paused, sample, started, view_of
 
 from controller.core.events import Event, parse_event
 from controller.core.runview import Contact, Status
-from controller.core.state import HISTORY, RunView, reduce, replay
+from controller.core.state import HISTORY, NOTICES, RunView, reduce, replay
 from controller.core.tracebacks import range_text
 
 
@@ -189,3 +190,49 @@ def test_events_survive_their_file() -> None:
 )
 def test_ranks_as_ranges(numbers: list[int], text: str) -> None:
     assert range_text(numbers) == text
+
+
+def test_a_pause_has_no_time_left_and_ends_with_room() -> None:
+    view = view_of(paused().events)
+    assert view.pause is not None
+    assert (view.pause.code, view.eta_s, view.disk_full_s) == ("disk-low", None, None)
+    after = view_of(freed().events)
+    assert after.pause is None
+    assert after.eta_s == pytest.approx(48.8)  # 488 samples at the ten a second since the pause
+    add = paused()
+    add(720.0, "supervisor", "end", end_reason="stopped", exit_code=None, signal=None, message="", gpus_clean=True)
+    assert view_of(add.events).pause is None, "an ended run waits for nothing"
+
+
+def test_a_pause_outlives_the_notices_that_are_kept() -> None:
+    add = paused()
+    for number in range(2 * NOTICES):
+        add(713.0 + number, "driver", "notice", level="warn", code="sample-deferred", text=f"sample {number}")
+    assert view_of(add.events).pause is not None
+
+
+@pytest.mark.parametrize(
+    ("writer", "code", "ends"),
+    [
+        ("driver", "disk-low", ("driver", "notice", {"code": "disk-freed", "level": "info"})),
+        ("driver", "disk-full", ("driver", "notice", {"code": "disk-freed", "level": "info"})),
+        ("driver", "sample-deferred", ("driver", "phase", {"name": "drain", "status": "done"})),
+        ("supervisor", "gpu-query-failed", ("supervisor", "notice", {"code": "gpu-query-works", "level": "info"})),
+        ("controller", "events-unwritten", ("controller", "notice", {"code": "events-written", "level": "info"})),
+        ("controller", "orphaned", ("supervisor", "end", {"end_reason": "stopped"})),
+    ],
+)
+def test_what_a_later_event_ends_is_no_warning_any_more(
+    writer: str, code: str, ends: tuple[str, str, dict[str, Any]]
+) -> None:
+    add = healthy()
+    add(650.0, writer, "notice", level="warn", code=code, text="past")
+    add(651.0, writer, "notice", level="warn", code="canary-note", text="stays")
+    assert [each.text for each in view_of(add.events).warnings] == ["past", "stays"]
+    add(652.0, ends[0], ends[1], **ends[2])
+    view = view_of(add.events)
+    assert [each.text for each in view.warnings] == ["stays"]
+    assert "past" in [each.text for each in view.notices], "the report has all of them"
+    if ends[1] == "notice":
+        add(653.0, writer, "notice", level="warn", code=code, text="again")
+        assert [each.text for each in view_of(add.events).warnings] == ["stays", "again"]

@@ -110,9 +110,13 @@ class Recorder:
     def log(self, data: bytes) -> None: ...
 
 
-def test_an_interrupt_detaches_and_says_how_to_attach(elsewhere: Path, server: SshServer) -> None:
+def test_an_interrupt_detaches_and_says_how_to_attach(
+    elsewhere: Path, server: SshServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_project(elsewhere, server, "left", step_s=SLOW_S)
     with launch("left") as run:
+        launched = capsys.readouterr().err
+        assert "  left: launch done" in launched, "a script shows what it does"
         timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         with pytest.raises(controller.Detached) as caught:
@@ -121,8 +125,17 @@ def test_an_interrupt_detaches_and_says_how_to_attach(elsewhere: Path, server: S
         assert issubclass(controller.Detached, KeyboardInterrupt)
         assert f'controller.attach("{run.id}")' in str(caught.value)
         assert caught.value._render_traceback_() == str(caught.value).splitlines()
-        with pytest.raises(TimeoutError, match="running"):
+        with pytest.raises(TimeoutError, match="running") as late:
             run.wait(timeout=0.5)
+        assert isinstance(late.value, controller.WaitTimeout)
+        assert (late.value.why, late.value.code) == ("the timeout of 0.5 s has passed", "wait-timeout")
+        with pytest.raises(controller.CtlError, match="has no summary yet: it is running") as early:
+            run.to_pandas()
+        assert "run.wait()" in early.value.fix
+        assert capsys.readouterr().err.count("  left: watch started") == 2
+    with controller.attach(display="none") as quiet, pytest.raises(controller.WaitTimeout):
+        quiet.wait(timeout=0.5)
+    assert capsys.readouterr().err == ""
     with controller.attach() as again:
         assert again.id == run.id
         assert again.result(timeout=60)["samples"]["written"] == 24

@@ -15,7 +15,9 @@ from remote_payload.extract.admission import Admission, Room
 from remote_payload.extract.dataset import Sample, is_mine, writing_rank
 from remote_payload.extract.errors import CaptureError
 from remote_payload.extract.progress import Counts, LedgerTail, PatientEvents, Progress
+from remote_payload.host.files import read_lines
 from remote_payload.host.journal import EventWriter, Journal
+from remote_payload.host.pause import paused_by
 
 ROW, POOL, RANKS = 100, 1000, 2
 
@@ -138,7 +140,7 @@ def test_the_error_of_a_writer_ends_the_wait(desk: Desk) -> None:
         desk.admission.run(samples(1))
 
 
-def test_writers_without_room_pause_admission_and_the_last_sample_ends_the_pause(desk: Desk) -> None:
+def test_writers_without_room_pause_admission_and_the_last_sample_ends_the_pause(desk: Desk, tmp_path: Path) -> None:
     """All samples are admitted already: nothing is left that would end the pause."""
     questions = 0
 
@@ -146,6 +148,7 @@ def test_writers_without_room_pause_admission_and_the_last_sample_ends_the_pause
         nonlocal questions
         questions += 1
         if questions == 3:
+            assert paused_by(str(tmp_path / "events")) == "disk-full"
             for sample in desk.engine.held:
                 desk.engine.to_ledger(sample)
             desk.engine.held.clear()
@@ -155,6 +158,9 @@ def test_writers_without_room_pause_admission_and_the_last_sample_ends_the_pause
     desk.admission.run(samples(1, 2))
     assert desk.notices == ["disk-full", "disk-freed"]
     assert desk.progress.done == 2
+    told = [event.get("paused") for event in read_lines(str(tmp_path / "events" / "driver.jsonl"))]
+    assert told == ["disk-full", None], "each sign of life says whether it waits"
+    assert paused_by(str(tmp_path / "events")) is None
 
 
 def test_nothing_is_admitted_that_the_disk_does_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from remote_payload.extract.dataset import DataSet, Sample, Skip, is_mine, read_
 from remote_payload.extract.records import LINE_LIMIT, open_source
 from remote_payload.extract.refused import Refused
 from remote_payload.extract.settings import ConfigError
+from remote_payload.host.broken import probe_broken
 from remote_payload.host.probe_data import probe_data
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "world"}]}
@@ -58,6 +59,34 @@ def test_every_refused_record_is_named_by_index_and_line(tmp_path: Path) -> None
     ]
     assert (data.indexes, data.unmasked, data.container) == (14, 1, "jsonl")
     assert "byte 25 is 0xff" in skipped[1].why
+    assert (data.blank.count, data.blank.records()[0]["lines"]) == (1, [2])
+    # Preflight, which has no tokenizer, says the same of what it can see.
+    found = probe_broken(str(path), "auto", None)
+    seen = {"malformed": [3, 5, 10], "encoding": [4], "blank": [2]}
+    assert {each["code"]: each["lines"] for each in found["faults"]} == seen
+    assert (found["lines"], found["whole"]) == (15, True)
+    told = {skip.line: skip.why for skip in skipped}
+    assert all(each["why"] == told.get(each["lines"][0], "") for each in found["faults"])
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b'{"input_ids": [1, 2]', "not JSON: Expecting ',' delimiter at column 21, the end, of the line"),
+        (b'{"input_ids" [1]}', "not JSON: Expecting ':' delimiter at column 14 of the line"),
+        (b"[" * 100_000, "not JSON: nested too deeply, at some place of the line"),
+        (b'{"other": 1}', "no input_ids, messages or conversations in it"),
+        (
+            b'{"messages": "[1,\\n2"}',
+            "the chat is not JSON: Expecting ',' delimiter at column 6, the end, of its text",
+        ),
+    ],
+)
+def test_a_reason_speaks_of_the_line_and_never_of_lines_within_it(tmp_path: Path, line: bytes, why: str) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(json.dumps(MASKED).encode() + b"\n" + line + b"\n")
+    _, (skip,) = read(path)
+    assert (skip.line, skip.why) == (2, why)
 
 
 def test_the_first_refused_lines_are_told_and_all_are_counted() -> None:
@@ -67,6 +96,7 @@ def test_the_first_refused_lines_are_told_and_all_are_counted() -> None:
     for index in (20, 21):  # two parts of one chat
         refused.add(Skip(index=index, line=30, code="truncated", why=""))
     assert (refused.skipped, dict(refused.counts)) == (11, {"malformed": 11, "truncated": 2})
+    assert refused.lines == {"malformed": [2, 4, 6, 8, 10, 12, 14, 16], "truncated": [30]}
     assert list(refused.notices("jsonl")) == [
         (
             "malformed",

@@ -61,7 +61,7 @@ def run(tmp_path: Path) -> Run:
     write_json(
         os.path.join(paths.folder, MANIFEST),
         {"expected": 4, "tokens": 17, "records": 6, "shard": [1, 1], "data": "jsonl",
-         "skipped": {"malformed": 2}, "boundaries": [2, 8],
+         "skipped": {"malformed": 2}, "skipped_lines": {"malformed": [2, 4]}, "blank_lines": 1, "boundaries": [2, 8],
          "num_layers": 8, "hidden": 4, "final_norm": False, "capture_path": "hooks", "token_lengths": [],
          "versions": {"vllm": "1"}},
     )  # fmt: skip
@@ -76,6 +76,7 @@ def test_a_whole_run_has_no_problem(run: Run) -> None:
     found = document(run)
     assert found["problems"] == []
     assert found["samples"] == {"expected": 4, "written": 4, "skipped": 2, "failed": 0, "missing": 0}
+    assert (found["skipped_lines"], found["blank_lines"]) == ({"malformed": [2, 4]}, 1)
     assert (found["tokens"], found["tokens_per_s"]) == (17, 8.5)
     assert found["timings"] == {"load_s": 20.0, "extract_s": 2.0}
     assert found["shape"] == {"hidden": 4, "states": 2, "dtype": "bfloat16"}

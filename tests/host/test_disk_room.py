@@ -7,6 +7,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from remote_payload.host import gpus
+from remote_payload.host.children import CommandFailed
 from remote_payload.host.gpus import Sampler, disk_room
 
 
@@ -39,3 +43,30 @@ def test_samples_carry_it(tmp_path: Path) -> None:
         sampler.stop()
     assert told[0]["type"] == "sample"
     assert told[0]["disk_free"] > 0
+
+
+def test_a_failing_nvidia_smi_is_told_once_and_so_is_its_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    five = threading.Event()
+    answers = iter([[], CommandFailed("no answer"), CommandFailed("no answer"), [], []])
+
+    def query() -> Any:
+        answer = next(answers, [])
+        if isinstance(answer, CommandFailed):
+            raise answer
+        return answer
+
+    def emit(kind: str, **fields: Any) -> None:
+        told.append(fields.get("code", kind))
+        if told.count("sample") == 5:
+            five.set()
+
+    monkeypatch.setattr(gpus, "FAST_SAMPLE_S", 0.01)
+    monkeypatch.setattr(gpus, "sample_gpus", query)
+    sampler = Sampler(emit, cuda=True)
+    sampler.start()
+    try:
+        assert five.wait(timeout=60)
+    finally:
+        sampler.stop()
+    assert told[:7] == ["sample", "gpu-query-failed", "sample", "sample", "gpu-query-works", "sample", "sample"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.probing import quiet
 
+from remote_payload.host.broken import probe_broken
 from remote_payload.host.model_keys import compare_keys, empty_layers
 from remote_payload.host.probe_data import probe_data
 from remote_payload.host.probe_model import probe_model
@@ -249,3 +250,18 @@ class TestData:
         path.write_text(json.dumps({"version": 1, "data": [{"conversations": [{}]}]}, indent=1))
         found = probe_data(quiet, str(path))
         assert (found["container"], found["kind"], found["keys"]) == ("json", "chat", ["conversations"])
+
+    def test_broken_lines_are_counted_as_far_as_the_job_reads(self, tmp_path: Path) -> None:
+        path = tmp_path / "data.jsonl"
+        good = b'{"input_ids": [1]}\n'
+        path.write_bytes(good + b"\n" + b"{ half\n" * 20 + good + b'{"messages": []}\n' + good)
+        found = probe_broken(str(path), "tokens", None)
+        assert (found["lines"], found["whole"]) == (25, True)
+        blank, malformed = found["faults"]
+        assert (blank["code"], blank["count"], blank["lines"]) == ("blank", 1, [2])
+        assert (malformed["count"], malformed["lines"]) == (21, [3, 4, 5, 6, 7, 8, 9, 10])
+        assert malformed["why"].startswith("not JSON: Expecting property name")
+        assert probe_broken(str(path), "tokens", 1) == {"lines": 1, "whole": True, "faults": []}
+        assert sum(each["count"] for each in probe_broken(str(path), "auto", None)["faults"]) == 21
+        path.write_bytes(good * 1000)
+        assert probe_broken(str(path), "auto", None, seconds=-1.0) == {"lines": 255, "whole": False, "faults": []}

@@ -150,6 +150,22 @@ def test_the_time_of_a_run_is_that_of_all_its_parts(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_pause_is_counted_also_one_that_nothing_ended(tmp_path: Path) -> None:
+    paths = RunPaths(str(tmp_path))
+    os.makedirs(paths.events)
+    told = [
+        ("driver", "notice", "disk-low", 10.0), ("driver", "notice", "disk-full", 12.0),
+        ("driver", "notice", "disk-freed", 40.0), ("driver", "notice", "sample-deferred", 41.0),
+        ("driver", "notice", "disk-full", 50.0), ("supervisor", "sample", "", 55.5),
+    ]  # fmt: skip
+    for number, (writer, kind, code, t) in enumerate(told):
+        with open(os.path.join(paths.events, f"{writer}.jsonl"), "a") as file:
+            file.write(json.dumps({"type": kind, "code": code, "t": t, "writer": writer, "seq": number}) + "\n")
+    assert build_summary(paths, PLAN, result())["timings"]["paused_s"] == 35.5
+    os.remove(os.path.join(paths.events, "driver.jsonl"))
+    assert "paused_s" not in build_summary(paths, PLAN, result())["timings"]
+
+
 def test_the_summary_merges_verify_and_lists_causes_before_the_verdict(tmp_path: Path) -> None:
     paths = RunPaths(str(tmp_path))
     writer = EventWriter(paths.events, "driver", "run", "box")

@@ -15,6 +15,7 @@ from support import fuse
 from support.hostrun import HostRun, left_by_the_run, wait_until
 
 from remote_payload.host.framing import pack_frame
+from remote_payload.host.journal import EventWriter
 from remote_payload.host.liveness import Liveness, judge
 from remote_payload.host.members import read_environ
 from remote_payload.host.start import hold_start_lock
@@ -278,3 +279,22 @@ def test_a_request_that_is_not_understood_is_a_json_error(host: HostRun) -> None
     stdout, _ = process.communicate(timeout=60)
     assert json.loads(stdout)["error"]["why"] == "ps request lacks 'workdir'"
     assert len(pack_frame({})) == 10
+
+
+def test_a_run_that_waits_for_room_is_listed_as_paused(host: HostRun) -> None:
+    plan = host.plan(host.python(CHILD))
+    paths = host.launch(plan)
+    host.wait_file("child")
+    assert host.state(plan)["paused"] is None
+    driver = EventWriter(paths.events, "driver", plan["run_id"], "box")
+    driver.emit("notice", level="warn", code="disk-low", text="no room")
+    for number in range(400):  # more than is looked at
+        driver.emit("progress", done=number, paused="disk-low")
+    row = host.state(plan)
+    assert (row["state"], row["paused"]) == ("running", "disk-low")
+    driver.emit("progress", done=400)
+    driver.emit("notice", level="info", code="disk-freed", text="room")
+    assert host.state(plan)["paused"] is None
+    driver.emit("progress", done=400, paused="disk-full")
+    stop(host, plan, grace_s=0.3)
+    assert host.state(plan)["paused"] is None, "it has ended"

@@ -117,6 +117,28 @@ def healthy() -> Script:
     return add
 
 
+def paused() -> Script:
+    """The disk has no room for the next sample, a minute after the last one was written; 412 of 1,000 samples."""
+    add = healthy()
+    low = "/out has 279,356 bytes free for 312,080. No sample is admitted until space is freed; none is lost"
+    add(650.0, "driver", "notice", level="warn", code="disk-low", text=low)
+    told = {"done": 412, "total": 1000, "tokens": 412 * 730, "bytes": 412 * 730 * 4 * 7168 * 2}
+    for t in (650.0, 680.0, 710.0):
+        add(t, "driver", "progress", **told, skipped=2, failed=0, paused="disk-low")
+    sample(add, 712.0, 0.0)
+    return add
+
+
+def freed() -> Script:
+    """The same, and room again two minutes later."""
+    add = paused()
+    add(770.0, "driver", "notice", level="info", code="disk-freed", text="/out has room again; goes on after 120 s")
+    done = {"done": 412, "total": 1000, "tokens": 412 * 730, "bytes": 412 * 730 * 4 * 7168 * 2}
+    add(770.0, "driver", "progress", **done, skipped=2, failed=0)
+    add(780.0, "driver", "progress", **{**done, "done": 512}, skipped=2, failed=0)
+    return add
+
+
 def finished() -> Script:
     """All samples captured, read back and the GPUs given back, a quarter of an hour after the start."""
     add = healthy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.recorded import START, Script, failing, finished, healthy, started, view_of
+from support.recorded import START, Script, failing, finished, healthy, paused, started, view_of
 
 from controller.ui.board import Snapshot
 from controller.ui.fleet import STATE, fleet_lines
@@ -80,3 +80,14 @@ def test_every_end_is_a_word_that_a_row_has_room_for() -> None:
     assert [reason.value for reason in EndReason if end_word(reason.value) == "refused"] == [
         reason.value for reason in EndReason if reason in REFUSED
     ]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_paused_run_is_no_run_at_work(width: int) -> None:
+    (row,) = rows(paused(), width=width, now=714.0)
+    places = [row.find(word) for word in ("paused", "41 %", "412/1,000", "disk full 1 min 04 s")]
+    assert -1 not in places, row
+    assert places == sorted(places)
+    shots = [Snapshot(view=view_of(each().events), now=START, host_now=START) for each in (paused, healthy)]
+    head, *_ = fleet_lines(shots, UiState(opened=None), 120, 20, ASCII)
+    assert head.plain.startswith(" 2 runs, 2 under way (1 paused)")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
-from support.recorded import LOG, START, Script, failing, healthy, sample, started, view_of
+from support.recorded import LOG, START, Script, failing, freed, healthy, paused, sample, started, view_of
 
 from controller.core.runview import RunView
 from controller.ui.board import Snapshot
@@ -293,3 +293,23 @@ def test_hostile_text_is_harmless_everywhere() -> None:
         assert "[red]mark[/red]" in text
         assert not set(text) & set("\x1b\x07\x00\r\u202e")
         assert "52;c" not in text
+
+
+def test_a_pause_is_seen_at_once_and_promises_nothing() -> None:
+    lines = screen(view_of(paused().events), b"", 100, 30, now=START + 714.0)
+    text = "\n".join(lines)
+    assert lines[0].startswith(" ● paused: the disk is full")
+    assert " now   waiting for room on the disk · for 1 min 04 s" in text
+    assert "No sample is admitted until space is freed" in text
+    for promise in ("left \n", "to last sample", "full in", "usually", "running"):
+        assert promise not in text
+    shot = Snapshot(view=view_of(paused().events), now=START + 714.0, host_now=START + 714.0)
+    assert {str(span.style) for span in render(shot, 100, 30)[0].spans} == {"bold yellow", "bold"}
+
+
+def test_what_the_disk_said_is_gone_once_there_is_room_also_on_a_last_frame() -> None:
+    add = freed()
+    assert "No sample is admitted" not in "\n".join(screen(view_of(add.events), b"", 100, 30, now=START + 781.0))
+    add(790.0, "supervisor", "end", end_reason="job-signaled", exit_code=None, signal=9, message="", gpus_clean=True)
+    text = "\n".join(screen(view_of(add.events), b"", 100, 30, now=START + 791.0))
+    assert ("killed by a signal" in text, "No sample is admitted" in text) == (True, False)

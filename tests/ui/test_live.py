@@ -161,9 +161,33 @@ def test_a_rank_lives_by_its_log_its_events_and_its_ledger() -> None:
     board = view.sink(run=RUN, host=HOST, known=known)
     board.log(b"(Worker_TP0 pid=1) hello\n")
     clock.now += 20
-    board.event(Event(type="notice", run=RUN, host=HOST, writer="rank-1", seq=1, t=START, data={}))
+    board.event(Event(type="notice", run=RUN, host=HOST, writer="rank-1", seq=1, t=clock.now, data={}))
     clock.now += 5
     assert board.snapshot().silent == {0: 25.0, 1: 5.0, 2: 7.0}
+
+
+def test_a_late_look_counts_from_when_it_happened_and_not_from_when_it_came() -> None:
+    clock = Clock()
+    clock.now = START + 600.0  # an attach, ten minutes after the launch
+    known = Known(ranks={0: 0, 1: 1}, written=lambda: {2: START + 90.0}, printed=lambda: START + 100.0)
+    board = live(clock=clock).sink(run=RUN, host=HOST, known=known)
+    board.event(Event(type="stage", run=RUN, host=HOST, writer="controller", seq=1, t=START, data={"name": "launch"}))
+    board.event(Event(type="notice", run=RUN, host=HOST, writer="rank-1", seq=1, t=START + 200.0, data={}))
+    board.event(Event(type="progress", run=RUN, host=HOST, writer="driver", seq=1, t=START + 60.0, data={"done": 1}))
+    board.log(b"(Worker_TP0 pid=1) hello\n")
+    shot = board.snapshot()
+    assert shot.silent == {0: 500.0, 1: 400.0, 2: 510.0}
+    assert shot.quiet_s == 500.0
+    board.event(Event(type="progress", run=RUN, host=HOST, writer="driver", seq=2, t=START + 600.0, data={"done": 2}))
+    assert board.snapshot().quiet_s == 0.0
+
+
+def test_a_log_whose_times_are_not_known_is_as_old_as_its_arrival() -> None:
+    clock = Clock()
+    board = live(clock=clock).sink(run=RUN, host=HOST, known=Known())
+    board.log(b"(Worker_TP0 pid=1) hello\n")
+    clock.now += 30
+    assert (board.snapshot().quiet_s, board.snapshot().silent) == (30.0, {0: 30.0})
 
 
 def test_a_failed_run_names_its_cause() -> None:

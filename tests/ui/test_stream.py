@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.recorded import START, Script, failing, finished, healthy, started, view_of
+from support.recorded import RUN, START, Script, failing, finished, freed, healthy, paused, started, view_of
 
 from controller.core.errors import UsageError
 from controller.core.events import Event
@@ -207,6 +207,7 @@ def test_runs_on_one_host_are_told_apart_by_the_ends_of_their_ids() -> None:
     ("script", "line"),
     [
         (started, "running, load for 0 s"),
+        (paused, "paused: the disk is full, capture for 2 min 06 s: 412 of 1,000 samples (41 %), 0 tokens/s, "),
         (healthy, "running, capture for 56 s: 412 of 1,000 samples (41 %), 5,371 tokens/s, "),
         (finished, "succeeded: 1,000 of 1,000 samples (100 %), "),
         (failing, "failed while loading the model, after 18 s"),
@@ -290,3 +291,16 @@ def test_a_download_counts_bytes_and_has_no_tokens() -> None:
         event = Event(type="progress", seq=number, run="r", host="h", writer="driver", t=float(number), data=fields)
         view = reduce(view, event)
     assert progress_line(view) == "3.00 MiB of 4.00 MiB (75 %), 2.00 MiB/s, 0.5 s left"
+
+
+def test_a_pause_is_a_line_and_so_is_its_end() -> None:
+    lines = plain(freed())
+    begins = lines.index(f"run {RUN} is paused: the disk is full")
+    assert begins < lines.index(f"run {RUN} goes on")
+    assert "left" not in standing_line(view_of(paused().events))
+    stream, clock = io.StringIO(), Clock()
+    view = PlainView(stream, clock=clock)
+    view.update(view_of(paused().events))
+    clock.now = START + 760.0
+    view.heartbeat()
+    assert stream.getvalue().splitlines()[-1][10:].startswith("paused: the disk is full; still capture after ")

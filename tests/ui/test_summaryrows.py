@@ -126,3 +126,22 @@ def test_the_summary_of_another_kind_of_run_needs_no_samples() -> None:
     paper = Paper()
     print_summary(paper.console, {"run_id": RUN, "end_reason": "succeeded", "gpus_clean": True})
     assert paper.lines == [f"✓ run {RUN}: succeeded", "  after       host left clean"]
+
+
+def test_what_was_skipped_is_named_by_its_lines() -> None:
+    broken = {
+        "samples": {"expected": 61, "written": 61, "skipped": 10}, "skipped": {"encoding": 1, "malformed": 9},
+        "skipped_lines": {"encoding": [7], "malformed": [3, 4, 5, 6, 8, 9, 10, 11]}, "blank_lines": 1,
+    }  # fmt: skip
+    of = "skipped of 71 records, 14% of the data (encoding 1, line 7; malformed 9, lines 3, 4, 5, 6, 8, 9, 10, 11"
+    of += " and more)"
+    lines = str(dict(summary_rows({**SUMMARY, **broken, "data": {"read_as": "jsonl: 71 token records"}}))["samples"])
+    assert of + ", 1 blank line passed over" in lines
+    rows = str(dict(summary_rows({**SUMMARY, **broken, "data": {"read_as": "arrow: 71 token records"}}))["samples"])
+    assert of.replace("line", "row") in rows
+
+
+def test_a_pause_is_no_part_of_its_own() -> None:
+    timings = {"host_s": 100.0, "load_s": 10.0, "extract_s": 80.0, "paused_s": 60.0}
+    time = str(dict(summary_rows({**SUMMARY, "timings": timings}))["time"])
+    assert "load 10 s, extract 1 min 20 s, other 10 s; paused 1 min 00 s of that, for room on the disk" in time

@@ -139,6 +139,16 @@ def test_what_is_not_ctls_is_told_apart() -> None:
     ]
 
 
+def test_a_paused_run_is_listed_as_one() -> None:
+    paper = Paper()
+    running = {"run_id": RUN, "name": "new", "state": "running", "end_reason": None}
+    print_ps(paper.console, "gpu-host-1", {"runs": [{**running, "paused": "disk-low"}]})
+    assert "paused: the disk is full" in paper.text
+    of_old = Paper()  # a host whose payload says nothing of it
+    print_ps(of_old.console, "gpu-host-1", {"runs": [running]})
+    assert "running" in of_old.text
+
+
 def test_ps_lists_the_newest_first() -> None:
     paper = Paper()
     runs = [
