@@ -67,6 +67,7 @@ def driver_was_told(text: str = "Engine core initialization failed. See root cau
         ("cpu-0.32-shm-full", "shm-full", "EngineCore"),
         ("cpu-0.32-module-missing", "module-missing", "VllmWorker-0"),
         ("cpu-0.32-killed-in-load", "killed", "EngineCore"),
+        ("cpu-0.32-cores-per-rank", "cores-per-rank", "EngineCore"),
     ],
 )
 def test_what_the_driver_was_only_told_is_looked_for_in_the_log(

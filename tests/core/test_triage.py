@@ -26,6 +26,7 @@ LOGS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "cpu-0.32-architecture": ("architecture", "", ()),
     "cpu-0.32-config-broken": ("config-broken", "", ()),
     "cpu-0.32-config-key": ("weights-config", "Worker", ()),
+    "cpu-0.32-cores-per-rank": ("cores-per-rank", "EngineCore", ()),
     "cpu-0.32-disk-full": ("disk-full", "Worker", ()),
     "cpu-0.32-empty-message": ("empty-message", "Worker", ()),
     "cpu-0.32-engine-argument": ("engine-argument", "", ()),

@@ -129,7 +129,7 @@ def test_an_interrupt_detaches_and_says_how_to_attach(
             run.wait(timeout=0.5)
         assert isinstance(late.value, controller.WaitTimeout)
         assert (late.value.why, late.value.code) == ("the timeout of 0.5 s has passed", "wait-timeout")
-        with pytest.raises(controller.CtlError, match="has no summary yet: it is running") as early:
+        with pytest.raises(controller.CtlError, match="has no summary: it is running") as early:
             run.to_pandas()
         assert "run.wait()" in early.value.fix
         assert capsys.readouterr().err.count("  left: watch started") == 2
