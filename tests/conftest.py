@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,15 @@ def umask_stays() -> Iterator[None]:
     after = _umask()
     os.umask(before)
     assert after == before
+
+
+@pytest.fixture(autouse=True)
+def consoles_of_this_test() -> None:
+    """A process has one stdout and one stderr, to which its consoles keep; here each test has its own."""
+    terminal = sys.modules.get("controller.ui.terminal")
+    if terminal is not None:
+        terminal.out_console.cache_clear()
+        terminal.err_console.cache_clear()
 
 
 def _umask() -> int:

@@ -18,7 +18,6 @@ from controller import app, checkup, commands
 from controller.cli import app as application
 from controller.core.errors import ExitCode, UsageError
 from controller.options import view_mode
-from controller.ui import terminal
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,8 +37,6 @@ playbook = "eagle3-kimi-k2.5"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "hosts.toml").write_text(HOSTS)
     monkeypatch.chdir(tmp_path)
-    terminal.out_console.cache_clear()  # a process has one stdout; here each test has its own
-    terminal.err_console.cache_clear()
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("CTL_HOST", "CTL_PLAYBOOK", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)

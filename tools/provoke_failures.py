@@ -120,7 +120,9 @@ SCENARIOS: dict[str, Scenario] = {
     "max-model-len": Scenario(script="step(start(max_model_len=100000))"),
     "kv-cache": Scenario(script="step(start(max_model_len=1024, num_gpu_blocks_override=2, block_size=128))"),
     "host-memory": Scenario(script="step(start())", env={"VLLM_CPU_KVCACHE_SPACE": "900"}),
-    "cores-per-rank": Scenario(script="step(start(tensor_parallel_size=4))", env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}),
+    "cores-per-rank": Scenario(
+        script="step(start(tensor_parallel_size=4))", env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    ),
     "killed-rank": Scenario(
         script=FAULTY_TWO, env=TWO_RANKS,
         worker="""

@@ -15,7 +15,7 @@ CODES = frozenset(
         "bootstrap-python", "boundaries", "boundaries-unknown", "capability", "capability-architecture",
         "capability-final-norm", "capability-llama-4-scaling", "capability-names", "capability-native",
         "capability-unread", "clock", "compile-cache", "connected", "cpu-busy", "cpus", "cuda-driver", "data",
-        "data-empty", "data-kind", "data-lengths", "data-missing", "data-none", "data-short", "disk",
+        "data-broken", "data-empty", "data-kind", "data-lengths", "data-missing", "data-none", "data-short", "disk",
         "disk-close", "disk-inodes", "disk-lock", "disk-low", "disk-network", "disk-not-writable", "disk-quota",
         "disk-quota-files", "disk-rename", "disk-slow", "engine-argument", "engine-value", "env-file",
         "env-file-visible", "env-folder", "environment", "environment-python", "folder", "gpu-arch", "gpu-attention",

@@ -10,11 +10,6 @@ from controller.ui import terminal
 from controller.ui.tables import print_config, print_intention
 
 
-@pytest.fixture(autouse=True)
-def own_console() -> None:
-    terminal.out_console.cache_clear()  # a process has one stdout; here each test has its own
-
-
 def test_a_pipe_gets_whole_values_and_no_padding(capsys: pytest.CaptureFixture[str]) -> None:
     path = ":".join(f"/very/long/folder/number/{number}" for number in range(40))
     rows = [["PYTHONPATH", path], ["short", "value"]]
