@@ -30,7 +30,8 @@ from support.extraction import Run, execute_module, make_run
 
 COSINE = 0.999
 LAYERS = 8  # of the models; the state after each is captured
-AT_ONCE = 8  # engines; each takes about 8 GB of the GPU and two cores while it loads
+AT_ONCE = 8  # engines; each takes about 8 GB of a GPU and two cores a rank while it loads
+SHARED_AT_ONCE = 3  # where all ranks of an engine share one GPU
 KV_BYTES = 2 << 30
 ENGINE = "remote_payload.extract.engine"
 CHUNK = 512  # tokens a step: prompts are batched and the longer ones cut
@@ -191,7 +192,7 @@ def main() -> int:
         variants = tuple(variant for variant in variants if variant.model in arguments.only.split(","))
     part = "right" if size == 1 else f"right-tp{size}"
     prompts = [json.loads(line)["input_ids"] for line in (DATA / "truth.jsonl").open()]
-    with ThreadPoolExecutor(AT_ONCE if size == 1 else 3) as pool:
+    with ThreadPoolExecutor(AT_ONCE if gpu_count() >= size else SHARED_AT_ONCE) as pool:
         runs = list(zip(variants, pool.map(start, variants), strict=True))
     golden: list[dict[str, Any]] = []
     pairs: list[dict[str, Any]] = []
