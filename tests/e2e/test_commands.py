@@ -171,8 +171,10 @@ def test_a_finding_is_allowed_by_its_name(project: Project) -> None:
     refused = project.json(*words, code=3)
     failed = [finding["code"] for finding in refused["findings"] if finding["level"] == "fail"]
     assert failed == ["model-missing"]
-    allowed = project.json(*words, "--allow", "model-missing", "--allow", "nothing-like-it")
+    allowed = project.json(*words, "--allow", "model-missing", "--allow", "disk-low")
     assert [finding["code"] for finding in allowed["findings"] if finding["allowed"]] == failed
+    unknown = project.json(*words, "--allow", "model-mising", code=2)
+    assert "model-missing" in unknown["error"]["fix"]
 
 
 def test_a_run_that_is_watched_can_be_stopped_and_read_from_another_window(project: Project) -> None:
