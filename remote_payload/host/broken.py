@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 from remote_payload.host.textdata import LINE_LIMIT, Fault, parse_record, record_fault
 
 SCAN_S = 4.0
-"""Half a gigabyte from a warm disk; the rest of a larger file is the job's to read."""
+"""Hundreds of megabytes from a warm disk; the rest of a larger file is the job's to read."""
 
 NAMED = 8
 """Lines named of each kind."""

@@ -13,6 +13,14 @@ from remote_payload.host.segments import LogFiles
 NOT_THE_JOBS = ("supervisor.jsonl", "pump.jsonl")
 """Events that ctl writes itself are no sign of life of the job."""
 
+WAITING = b"No available shared memory broadcast block found"
+"""vLLM's engine core says this once a minute for as long as a rank hangs: a line of log, and no sign of life."""
+
+LOG_LOOK_BYTES = 64 << 10
+"""More than this since the last look is more than a process says that only waits."""
+
+_LOAD_STARTED = b'"type":"phase","name":"load","status":"started"'
+
 HELD_STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waits inside the kernel"}
 
 
@@ -35,13 +43,15 @@ class Watchdog:
         # An earlier step may have written to the same file; only progress from here on counts.
         self._offset = _size(self._driver)
         self._ranks: Dict[str, Tuple[int, float]] = {}  # writer -> (bytes written, when last heard)
+        self._logs: Dict[str, int] = {}  # path of a segment -> its bytes
+        self._log_grew()
         self._written = self._read_sizes(self._begun)
 
     def check(self) -> Optional[str]:
         """Return which limit is exceeded and by how long, None while all is well."""
         now = boot_seconds()
         written = self._read_sizes(now)
-        if written != self._written:
+        if self._log_grew() or written != self._written:
             self._written, self._heard = written, now
         if self._time_s is not None and now - self._run_boot_s > self._time_s:
             return "time_limit: the run has taken %.0f s (limit %g s)" % (now - self._run_boot_s, self._time_s)
@@ -69,22 +79,34 @@ class Watchdog:
         ][:16]
 
     def _has_progressed(self) -> bool:
-        if not self._progressed and _size(self._driver) > self._offset:
+        if _size(self._driver) > self._offset:
             with open(self._driver, "rb") as file:
                 file.seek(self._offset)
                 data = file.read()
             # A line may still be half written: it is looked at again, whole, the next time.
             whole = data.rpartition(b"\n")[0]
-            self._progressed = b'"type":"progress"' in whole
-            if b'"code":"resume-check"' in whole:
-                # Proving terabytes of an earlier run's files is no part of the load.
-                self._begun = boot_seconds()
+            for line in whole.split(b"\n"):
+                if b'"type":"progress"' in line:
+                    self._progressed = True
+                elif _LOAD_STARTED in line:
+                    self._progressed = False  # what was told before the load is only how many samples there are
+                elif b'"code":"resume-check"' in line:
+                    # Proving terabytes of an earlier run's files is no part of the load.
+                    self._begun = boot_seconds()
             self._offset += len(whole)
         return self._progressed
 
+    def _log_grew(self) -> bool:
+        """Whether the job has written to its log since the last look, lines that only say WAITING left out."""
+        before, self._logs = self._logs, {path: _size(path) for path in LogFiles(self._paths).segments()}
+        return any(
+            size > before.get(path, 0) and not _only_waits(path, before.get(path, 0), size)
+            for path, size in self._logs.items()
+        )
+
     def _read_sizes(self, now: float) -> Tuple[int, ...]:
-        """Return the sizes of everything that the job writes, and note which ranks were heard."""
-        sizes = [_size(path) for path in LogFiles(self._paths).segments()]
+        """Return the sizes of all that the job writes beside its log, and note which ranks were heard."""
+        sizes: List[int] = []
         ranks: Dict[str, int] = {}
         for folder in (self._paths.events, self._paths.ledger):
             for name in sorted(os.listdir(folder)):
@@ -99,6 +121,19 @@ class Watchdog:
             if self._ranks.get(writer, (-1, 0.0))[0] != size:
                 self._ranks[writer] = (size, now)
         return tuple(sizes)
+
+
+def _only_waits(path: str, begin: int, end: int) -> bool:
+    """Whether these bytes of a log segment are nothing but lines that say WAITING."""
+    if end - begin > LOG_LOOK_BYTES:
+        return False
+    try:
+        with open(path, "rb") as file:
+            file.seek(begin)
+            lines = file.read(end - begin).split(b"\n")
+    except FileNotFoundError:  # given up under the log cap, which only a job does that writes much
+        return False
+    return all(WAITING in line or not line.strip() for line in lines)
 
 
 def _size(path: str) -> int:

@@ -117,6 +117,44 @@ def test_our_own_events_are_no_sign_of_life(tmp_path: Path, clock: Clock) -> Non
     assert dog.check() is not None
 
 
+WAITS = (
+    "(EngineCore pid=17915) INFO 11-30 14:03:28 [shm_broadcast.py:871] No available shared memory broadcast block "
+    "found in 60 seconds. This typically happens when some processes are hanging or doing some time-consuming work.\n"
+)
+
+
+def test_an_engine_core_that_says_that_it_waits_is_silent(tmp_path: Path, clock: Clock) -> None:
+    dog = make_watchdog(tmp_path, silence_timeout_s=90)
+    log = tmp_path / "log" / "000001.log"
+    log.write_text("INFO captured\n")
+    assert dog.check() is None
+    for _ in range(2):
+        clock.now += 46
+        with log.open("a") as stream:
+            stream.write(WAITS)
+        found = dog.check()
+    assert str(found).startswith("silence_timeout: no line of log and no event for 92 s"), found
+    with log.open("a") as stream:
+        stream.write(WAITS + "INFO captured\n")
+    assert dog.check() is None
+
+
+def phase(name: str) -> str:
+    return f'{{"wire":1,"type":"phase","name":"{name}","status":"started","text":""}}\n'
+
+
+def test_how_many_samples_there_are_is_no_progress_of_the_load(tmp_path: Path, clock: Clock) -> None:
+    dog = make_watchdog(tmp_path, load_timeout_s=300)
+    driver = tmp_path / "events" / "driver.jsonl"
+    told = '{"wire":1,"type":"progress","done":0,"total":200}\n'
+    driver.write_text(phase("data") + told + phase("load"))
+    clock.now += 301
+    assert str(dog.check()).startswith("load_timeout: no sample was finished within 301 s (limit 300 s)")
+    with driver.open("a") as stream:
+        stream.write(phase("capture") + told)
+    assert dog.check() is None
+
+
 def test_a_clock_set_back_during_the_run_does_not_keep_its_shared_memory(tmp_path: Path) -> None:
     (tmp_path / "psm_ours").touch()
     started = time.time() + 3600  # what the wall clock said before it was set back by an hour
