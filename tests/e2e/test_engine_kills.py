@@ -30,7 +30,7 @@ from remote_payload.host.members import find_descendants, find_members, snapshot
 
 pytestmark = [pytest.mark.engine, pytest.mark.sshd, pytest.mark.timeout(900)]
 
-SAMPLES, MORE, TOKENS = 200, 800, 200
+SAMPLES, MORE, TOKENS = 200, 1600, 200
 """Seconds of capture: the blow comes while most are still to be written. MORE where somebody looks meanwhile."""
 
 WRITTEN = 16
