@@ -6,9 +6,10 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from controller import diagnosis, lookup
+from controller.core.endings import exit_code
 from controller.core.errors import CtlError, ExitCode, JobStopped
 from controller.core.runview import kind_word
-from controller.run import Run, exit_code
+from controller.run import Run
 from controller.runfolder import RunFolder, last_run
 from controller.ui.formats import state_word
 from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json

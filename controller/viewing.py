@@ -13,10 +13,11 @@ from functools import partial
 
 from controller import lookup
 from controller import replay as recorded
+from controller.core.endings import exit_code
 from controller.core.errors import CtlError, ExitCode
 from controller.diagnosis import view_of
 from controller.known import RunControls, known_of
-from controller.run import Run, exit_code
+from controller.run import Run
 from controller.runfolder import find_run
 from controller.ui.plainlines import standing_line
 from controller.ui.stream import View, animates, choose_view, keyboard

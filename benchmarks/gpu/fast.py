@@ -173,7 +173,7 @@ def main() -> int:
     def rows(children: list[Child]) -> list[dict[str, Any]]:
         found, plain_s = [], 0.0
         for child in children:
-            first, seconds = ([r["seconds"] for r in part] for part in (child.rounds[:FIRST], child.rounds[FIRST:]))
+            first, seconds = ([r["seconds"] for r in some] for some in (child.rounds[:FIRST], child.rounds[FIRST:]))
             row: dict[str, Any] = {"row": child.name, "first": first, "seconds": seconds, **child.facts}
             if len(seconds) == ROUNDS:
                 mean = sum(seconds) / ROUNDS

@@ -190,7 +190,7 @@ def main() -> int:
     variants = ONE_GPU if size == 1 else tuple(tensor_parallel(size))
     if arguments.only:
         variants = tuple(variant for variant in variants if variant.model in arguments.only.split(","))
-    part = "right" if size == 1 else f"right-tp{size}"
+    part = "-".join(filter(None, ("right", f"tp{size}" if size > 1 else "", arguments.only.replace(",", "-"))))
     prompts = [json.loads(line)["input_ids"] for line in (DATA / "truth.jsonl").open()]
     with ThreadPoolExecutor(AT_ONCE if gpu_count() >= size else SHARED_AT_ONCE) as pool:
         runs = list(zip(variants, pool.map(start, variants), strict=True))

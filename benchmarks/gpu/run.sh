@@ -39,7 +39,9 @@ export CTL_PYTHONPATH="$carried/ctlsite:$repo" PYTHONPATH="$here:$repo:$repo/tes
 
 if [ $# = 0 ]; then
   set -- "models:qwen3-8b deepseek-wide qwen3-truth deepseek-truth kimi-truth prompts.jsonl long.jsonl short.jsonl truth.jsonl"
-  set -- "$@" product right canary "fast:--prompts long.jsonl" dissect sweep account memory writing
+  set -- "$@" product canary dissect sweep account memory writing
+  for model in qwen3 deepseek kimi; do set -- "$@" "right:--only $model-truth"; done
+  for mode in compiled eager; do set -- "$@" "fast:--prompts long.jsonl --modes $mode --tag=-$mode"; done
   for gpus in 2 4 8; do
     if [ "$(nvidia-smi -L | wc -l)" -ge $gpus ]; then
       set -- "$@" "product:--gpus $gpus" "right:--tp $gpus"

@@ -9,7 +9,6 @@ Phases, each an event with its seconds: `data` (render and check every sample), 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import platform
 import sys
@@ -22,15 +21,15 @@ from typing import Any
 from remote_payload.extract import arrow, output
 from remote_payload.extract.admission import Admission, Room
 from remote_payload.extract.canary_run import CanaryError, CanaryGuard, Generate
-from remote_payload.extract.collect import PROBE_KEY
 from remote_payload.extract.dataset import NOTICES, DataSet, Samples, Skip, is_mine, read_samples
 from remote_payload.extract.errors import CaptureError, ExceptionReporter
 from remote_payload.extract.formats import SCALE_BYTES, format_named, named
 from remote_payload.extract.identity import difference
 from remote_payload.extract.pool import DEFAULT_BUFFER_BYTES
+from remote_payload.extract.probe import choose_path
 from remote_payload.extract.progress import Counts, LedgerTail, PatientEvents, Progress
 from remote_payload.extract.refused import Refused
-from remote_payload.extract.requests import VllmEngine, one_token, shut_down
+from remote_payload.extract.requests import VllmEngine, generate, shut_down
 from remote_payload.extract.resume import require_same_kind, resume
 from remote_payload.extract.settings import (
     CANARY_EXIT,
@@ -58,18 +57,11 @@ ARROW_ATTEMPTS = 2
 WHY_LIMIT = 500
 """Characters of an error repeated in the ledger for each sample that it took along."""
 
-PROBE_PROMPTS, PROBE_TOKENS = 3, 64
-"""Real prompts, cut: enough rows for a median, few enough to cost nothing beside a load."""
-
 METHODS = {
     "generation": "the template's generation marks",
     "prefix": "rendered prefixes",
     "turns": "turn (the template alters earlier ones)",
 }
-
-RANK_TOLERANCE = 1e-2
-"""Relative difference of a state's norm between ranks. They hold the same states; a rank with a share of them, or
-with half a sum, is off by tens of per cent."""
 
 
 class Extraction:
@@ -280,37 +272,13 @@ class Extraction:
         return LLM(**arguments)
 
     def _choose_path(self, llm: Any, settings: CaptureSettings, samples: Samples) -> str:
-        """Probe the engine and tell every rank where the states come from; return the path's name.
-
-        Raises CaptureError if the ranks disagree, or if native states are demanded and not proved.
-        """
-        prompts = [sample.token_ids[:PROBE_TOKENS] for sample, _ in zip(samples, range(PROBE_PROMPTS), strict=False)]
+        """Return `probe.choose_path`. Raises CaptureError, also if the samples there are of another engine."""
         facts = llm.collective_rpc("ctl_facts")
         self._repairs = list(facts[0]["repairs"])
         differs = difference(self._kept_header, facts[0]["identity"])
         if differs:
             raise CaptureError(f"the samples that are there were captured with {differs}: write into an empty folder")
-        native = all(rank["native"] for rank in facts)
-        for kind in ("native", "hooks") if native else ("hooks",):
-            llm.collective_rpc("ctl_probe", args=(kind,))
-            _generate(llm, prompts, [{PROBE_KEY: number} for number in range(len(prompts))])
-        proofs = llm.collective_rpc("ctl_proof")
-        _check_ranks_agree(proofs)
-        wanted = [b for b, _ in proofs[0]["norms"]]
-        proved = sorted(set.intersection(*(set(proof["proved"]) for proof in proofs)))
-        unproved = [b for b in wanted if b not in proved]
-        if native and unproved:
-            text = (
-                f"the engine returns {proofs[0]['returned']} native states and does not prove boundaries {unproved}"
-            )
-            if settings.capture == "native" and (facts[0]["compiled"] or not proved):
-                raise CaptureError(f'{text}: use capture = "auto" or "hooks"')
-            self._notice("warn", "native-unproved", f"{text}: they are captured with hooks")
-        path = str(llm.collective_rpc("ctl_use", args=(proved,))[0])
-        errors = ", ".join(f"{b}: {error:.1e}" for b, error in proofs[0]["errors"])
-        text = f"states are captured by: {path}" + (f" (native against hooks, {errors})" if errors else "")
-        self._notice("info", "capture-path", text)
-        return path
+        return choose_path(llm, facts, settings, samples, self._notice)
 
     def _write_manifest(
         self, data: DataSet, samples: Samples, settings: CaptureSettings, facts: ModelFacts, path: str
@@ -346,34 +314,18 @@ def describe(data: DataSet) -> str:
     return f"{data.container}: {kinds}" + (f"; loss mask of {methods}" if methods else "")
 
 
-def _generate(
-    llm: Any, prompts: list[list[int]], extra: list[dict[str, Any]], logprobs: int | None = None
-) -> list[Any]:
-    parameters = [one_token(keys, logprobs) for keys in extra]
-    return list(llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False))
-
-
 def _answers_of(llm: Any, watch: EngineWatch) -> Generate:
     """Return what the canary runs prompts with: it needs the engine's own next token and its log probability.
 
     What the canary would say of the rows of a rank that raised is beside the point, so that comes first.
     """
 
-    def generate(prompts: list[list[int]], extra: list[dict[str, Any]]) -> list[tuple[int, float]]:
-        outputs = [output.outputs[0] for output in _generate(llm, prompts, extra, logprobs=1)]
+    def answer(prompts: list[list[int]], extra: list[dict[str, Any]]) -> list[tuple[int, float]]:
+        outputs = [output.outputs[0] for output in generate(llm, prompts, extra, logprobs=1)]
         watch.check()
         return [(out.token_ids[0], out.logprobs[0][out.token_ids[0]].logprob) for out in outputs]
 
-    return generate
-
-
-def _check_ranks_agree(proofs: Sequence[dict[str, Any]]) -> None:
-    for figures in zip(*(proof["norms"] for proof in proofs), strict=True):
-        norms = [norm for _, norm in figures]
-        if any(math.isnan(norm) for norm in norms):
-            raise CaptureError(f"the probe's states at boundary {figures[0][0]} hold NaN")
-        if max(norms) - min(norms) > RANK_TOLERANCE * max(norms):
-            raise CaptureError(f"the ranks hold different states at boundary {figures[0][0]}: norms {norms}")
+    return answer
 
 
 def main() -> int:

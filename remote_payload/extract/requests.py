@@ -54,3 +54,14 @@ def shut_down(llm: Any) -> None:
     end = getattr(core, "shutdown", None)
     if callable(end):
         end()
+
+
+def generate(
+    llm: Any, prompts: list[list[int]], extra: list[dict[str, Any]], logprobs: int | None = None
+) -> list[Any]:
+    """Return vLLM's outputs of prompts of token ids, `extra` the keys of each; one token is asked of each.
+
+    `logprobs`: of how many tokens the log probability is asked.
+    """
+    parameters = [one_token(keys, logprobs) for keys in extra]
+    return list(llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False))

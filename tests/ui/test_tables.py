@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from support.printed import SUMMARY, Paper
-from support.recorded import RUN, failing, view_of
+from support.recorded import RUN
 
 from controller.commands import chosen_rows
 from controller.core.errors import HostKeyError, RefusedError
 from controller.core.runview import FindingView
-from controller.core.tracebacks import Failure, fold
-from controller.ui.errors import print_error, print_failures, print_problems
+from controller.ui.errors import print_error, print_problems
 from controller.ui.output import print_folder, print_swept
 from controller.ui.stopped import print_stop
 from controller.ui.tables import (
@@ -232,161 +231,6 @@ def test_each_configured_value_is_shown_with_its_origin() -> None:
     assert paper.lines[0].split() == ["project", "/w/hosts.toml"]
     assert paper.lines[1].split() == ["user", "/h/hosts.toml", "(not", "there)"]
     assert paper.lines[2].split() == ["hosts.gpu-1.gpus", "8", "hosts.toml:4"]
-
-
-def test_a_stop_names_what_is_left() -> None:
-    paper = Paper()
-    record = {"run_id": RUN, "state": "finished", "end_reason": "stopped", "gpus_clean": False}
-    sent = [(7, "SIGTERM"), (8, "SIGTERM"), (7, "SIGKILL")]
-    record["killed"] = [{"pid": pid, "comm": "python", "signal": number} for pid, number in sent]
-    left = [
-        {"path": "/dev/shm/x", "reason": "busy", "ours": True},
-        {"pid": 7, "comm": "python", "reason": "lives on"},
-    ]
-    print_stop(paper.console, {**record, "leftovers": left, "message": "after TERM"})
-    assert paper.lines == [
-        f"! run {RUN}: stopped on request",
-        "  after TERM; host is not clean yet; killed by force: 1",
-        "  left: /dev/shm/x (busy)",
-        "  left: 7 python (lives on)",
-    ]
-    paper = Paper()
-    print_stop(paper.console, {**record, "gpus_clean": True, "leftovers": left[:1], "message": "", "killed": []})
-    assert paper.lines[1:] == ["  no process is left", "  left: /dev/shm/x (busy)"]
-
-
-def test_a_stop_says_what_it_cut_off() -> None:
-    paper = Paper()
-    record = {
-        "run_id": RUN, "state": "finished", "end_reason": "stopped", "gpus_clean": True,
-        "message": "stopped on request", "samples": {"expected": 200, "written": 0},
-        "last_stage": {"step": "extract", "phase": "load", "seconds": 192.0},
-    }  # fmt: skip
-    print_stop(paper.console, record)
-    assert paper.lines == [
-        f"✓ run {RUN}: stopped on request while loading the model, after 3 min 12 s",
-        "  0 of 200 samples; host left clean",
-    ]
-
-
-def test_what_other_people_have_on_the_host_is_not_said_to_be_left() -> None:
-    paper = Paper()
-    others = {"path": "/dev/shm/psm_1", "reason": "in use by process 22222", "pid": 22222, "ours": False}
-    record = {"run_id": RUN, "state": "finished", "gpus_clean": True, "leftovers": [others]}
-    print_stop(paper.console, {**record, "end_reason": "stopped", "message": "stopped on request"})
-    assert paper.lines == [
-        f"✓ run {RUN}: stopped on request",
-        "  host left clean",
-        "  not ours: /dev/shm/psm_1 (in use by process 22222)",
-    ]
-
-
-def test_a_stop_of_an_ended_run_says_that_nothing_was_stopped() -> None:
-    paper = Paper()
-    record = {
-        "run_id": RUN, "state": "finished", "end_reason": "succeeded", "gpus_clean": True,
-        "message": "all steps succeeded", "ended": "2026-11-30T08:31:07Z",
-        "killed": [{"pid": 7, "comm": "python", "signal": "SIGKILL"}],
-    }  # fmt: skip
-    print_stop(paper.console, record, had_ended=True, untouched=True)
-    assert paper.lines == [
-        f"✓ run {RUN} had already ended at 2026-11-30T08:31:07Z: succeeded",
-        "  nothing was stopped; all steps succeeded; host left clean",
-    ]
-    paper = Paper()
-    message = "all steps succeeded; what it had left was looked at again: 1 process ended"
-    print_stop(paper.console, {**record, "message": message}, had_ended=True)
-    assert paper.lines == [
-        f"✓ run {RUN} had already ended at 2026-11-30T08:31:07Z: succeeded",
-        f"  {message}; host left clean; killed by force: 1",
-    ]
-
-
-def test_a_stop_of_a_run_that_had_failed_is_no_success() -> None:
-    paper = Paper()
-    record = {"run_id": RUN, "state": "finished", "end_reason": "job-failed", "gpus_clean": True, "message": "exit 1"}
-    print_stop(paper.console, record)
-    assert paper.lines == [f"✗ run {RUN}: failed", "  exit 1; host left clean"]
-
-
-def test_an_error_says_what_why_and_how_to_go_on() -> None:
-    paper = Paper()
-    error = HostKeyError(
-        "the key of 10.1.230.174 has changed", why="known: a\noffered: b", fix="`ssh-keygen -R 10.1.230.174`"
-    )
-    print_error(error, paper.console)
-    assert paper.lines == [
-        "✗ the key of 10.1.230.174 has changed",
-        "  known: a",
-        "  offered: b",
-        "",
-        "  hint: `ssh-keygen -R 10.1.230.174`",
-        "  code: host-key",
-    ]
-
-
-def test_a_workers_traceback_is_whole_and_once() -> None:
-    paper = Paper()
-    print_failures(view_of(failing().events).exceptions, "ctl-runs/x/log", paper.console)
-    trace = [line.strip() for line in failing().events[-12].data["traceback"].splitlines()]
-    stripped = [line.strip() for line in paper.lines]
-    assert stripped[0].startswith("✗ rank 3: TypeError: DeepseekV2DecoderLayer.forward()")
-    assert stripped[1 : 1 + len(trace)] == trace
-    assert stripped.count("Traceback (most recent call last):") == 1
-    assert "same on ranks 0-2, 4-7" in stripped
-    assert stripped[-2].startswith("then driver: RuntimeError: Engine core initialization failed")
-    assert stripped[-1] == "raw log: ctl-runs/x/log"
-
-
-def test_a_message_of_several_lines_keeps_them_in_the_headline() -> None:
-    paper = Paper()
-    told = "1 validation error for SchedulerConfig\nmax_num_seqs\n  Input should be a valid integer"
-    failure = Failure(
-        source="driver", rank=None, exc_type="ValidationError", message=told, traceback="Traceback", where="driver"
-    )
-    print_failures(fold([failure]), None, paper.console)
-    assert paper.lines[:3] == [
-        "✗ driver: ValidationError: 1 validation error for SchedulerConfig, at driver",
-        "  max_num_seqs",
-        "    Input should be a valid integer",
-    ]
-
-
-def test_problems_of_a_summary_are_exceptions_first() -> None:
-    paper = Paper()
-    trace = 'Traceback (most recent call last):\n  File "/w.py", line 1, in f\nAssertionError'
-    problems = [
-        {
-            "code": "exception",
-            "what": "RuntimeError: see above",
-            "traceback": "Traceback",
-            "rank": None,
-            "ranks": [None],
-        },
-        {"code": "exception", "what": "AssertionError", "traceback": trace, "rank": 1, "ranks": [1, 0]},
-        {"code": "job-failed", "what": "exit code 1", "why": "", "fix": "read the log"},
-    ]
-    print_problems(problems, "log", paper.console)
-    assert paper.lines[0] == "✗ rank 1: AssertionError"
-    assert "  same on rank 0" in paper.lines
-    assert "  then driver: RuntimeError: see above" in paper.lines
-    assert paper.lines[-4:] == ["✗ exit code 1", "", "  hint: read the log", "  code: job-failed"]
-
-
-def test_messages_that_differ_are_not_lost() -> None:
-    paper = Paper()
-    trace = 'Traceback (most recent call last):\n  File "/w.py", line 1, in f\nOSError: '
-    problems = [
-        {
-            "code": "exception",
-            "what": f"OSError: no file {rank}",
-            "traceback": f"{trace}no file {rank}",
-            "ranks": [rank],
-        }
-        for rank in (0, 1)
-    ]
-    print_problems(problems, None, paper.console)
-    assert "    there, rank 1: no file 1" in paper.lines
 
 
 def test_hostile_text_is_harmless_in_every_answer() -> None:
