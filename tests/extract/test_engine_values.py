@@ -32,7 +32,7 @@ def test_nothing_is_refused_that_vllm_takes(tmp_path: Path, monkeypatch: pytest.
     for name, value in wrong:
         try:
             EngineArgs(**{**given, name: value}).create_engine_config()
-        except (ValueError, TypeError):  # pydantic's ValidationError is one; a comparison before it raises the other
+        except (ValueError, TypeError, AssertionError):  # pydantic's is the first; vLLM's own checks raise each
             continue
         taken.append((name, value))
     assert taken == []
