@@ -123,8 +123,10 @@ def kimi_truth(out: Path) -> None:
     }  # fmt: skip
     _config(out, {
         "architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": inner,
-        "vision_config": VISION_OF_CHECKPOINT, "projection_hidden_size": 64, "image_token_id": MEDIA_TOKEN,
-        "media_placeholder_token_id": MEDIA_TOKEN, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        # vLLM divides the vision tower's heads among the ranks, too: eight of them go as far as the text's.
+        "vision_config": {**VISION_OF_CHECKPOINT, "num_attention_heads": 8}, "projection_hidden_size": 64,
+        "image_token_id": MEDIA_TOKEN, "media_placeholder_token_id": MEDIA_TOKEN,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16",
         "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
     })  # fmt: skip
     # Releases of transformers and vLLM disagree on the image processor's name, so the checkpoint brings its own.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -88,6 +89,7 @@ def tensor_parallel(size: int) -> Iterator[Variant]:
 
 def start(variant: Variant) -> Run:
     folder = ROOT / "right" / f"{variant.model}-{variant.name}"
+    shutil.rmtree(folder, ignore_errors=True)  # of another part: the same engine is compared with more than one
     engine = {
         "gpu_memory_utilization": 0.08, "kv_cache_memory_bytes": KV_BYTES, "max_num_batched_tokens": CHUNK,
         "max_num_seqs": 16, **variant.engine,

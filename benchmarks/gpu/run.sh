@@ -46,6 +46,7 @@ if [ $# = 0 ]; then
     if [ "$(nvidia-smi -L | wc -l)" -ge $gpus ]; then
       set -- "$@" "product:--gpus $gpus" "right:--tp $gpus"
       set -- "$@" "dissect:--model deepseek-wide --tp $gpus --compiled --prompts long.jsonl --rounds ,rank0,, --no-profile"
+      set -- "$@" "sweep:--model deepseek-wide --tp $gpus --only base,eager,expert-parallel --at-once 3"
     fi
   done
 fi
