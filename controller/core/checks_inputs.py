@@ -9,9 +9,13 @@ from typing import Any
 from controller.core.boundaries import resolve_boundaries
 from controller.core.checks_arithmetic import ACTIVATION_SHARE, GPU_MEMORY_UTILIZATION
 from controller.core.checks_gpus import ranks, selected
+from controller.core.checks_introduction import release
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding, failed, passed, section, size, some, warned
 from remote_payload.host.protocol import Accelerator, Plan
+
+WHOLE_TOWERS = (0, 28)
+"""Since this vLLM each rank gets the whole vision tower where its heads cannot be divided."""
 
 
 def check_model(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
@@ -39,6 +43,7 @@ def check_model(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
         *_check_tokenizer(report, found, spec),
         *_check_remote_code(found, spec),
         *_check_fit(report, found, plan),
+        *_check_heads(config, report, plan),
     ]
     yield from problems
     if config["error"] is None and not problems:
@@ -282,4 +287,33 @@ def _check_fit(report: Mapping[str, Any], found: Mapping[str, Any], plan: Plan) 
             f"the weights take {size(weights)} of the {size(room)} that {len(memory)} GPUs have for them",
             why="activations and the KV cache need room too",
             fix="raise `tensor_parallel_size`, or `gpu_memory_utilization` up to 0.97, in [engine]",
+        )
+
+
+def _check_heads(config: Mapping[str, Any], report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
+    """Judge whether the heads can be divided among the ranks: vLLM asks that of text, and once did of vision."""
+    count, spec = ranks(plan), plan["extract"]
+    heads, seeing = config.get("attention_heads"), config.get("vision_heads")
+    version = (section(report, "capability") or {}).get("version") or "0"
+    if spec is None:
+        return
+    if type(heads) is int and heads % count:
+        fits = next(size for size in range(count, 0, -1) if heads % size == 0)
+        yield failed(
+            "model-heads",
+            f"{heads} attention heads cannot be divided among {count} ranks",
+            why="vLLM gives as many to each rank of `tensor_parallel_size`",
+            fix=f"set `tensor_parallel_size = {fits}` in [engine] of the playbook",
+        )
+    elif (
+        type(seeing) is int
+        and seeing % count
+        and release(version) < WHOLE_TOWERS
+        and spec["engine"].get("mm_encoder_tp_mode") != "data"
+    ):
+        yield warned(
+            "model-heads",
+            f"the vision tower's {seeing} heads cannot be divided among {count} ranks",
+            why="this vLLM builds the tower for text alone, too, and may end with it at the start of the load",
+            fix='set `mm_encoder_tp_mode = "data"` in [engine] of the playbook',
         )

@@ -25,7 +25,7 @@ def introduction_findings(host: Host, report: Mapping[str, Any]) -> tuple[Findin
 def _findings(host: Host, report: Mapping[str, Any]) -> Iterator[Finding]:
     table = f"[hosts.{host.name}]"
     yield passed("connected", f"connected as {report['user']} to {report['hostname']}")
-    if _numbers(report["bootstrap"]) >= OLDEST_BOOTSTRAP:
+    if release(report["bootstrap"]) >= OLDEST_BOOTSTRAP:
         yield passed("bootstrap-python", f"{host.bootstrap_python} is Python {report['bootstrap']}")
     else:
         yield failed(
@@ -55,7 +55,7 @@ def _environment(host: Host, python: Mapping[str, Any], table: str) -> Finding:
             fix=f"on the host: `{shlex.quote(host.python)} -m pip install vllm`, or correct `python` of {table}",
         )
     versions = f"vLLM {python['vllm']}, torch {python['torch'] or 'missing'}, Python {python['version']}"
-    if _numbers(python["vllm"]) < OLDEST_VLLM:
+    if release(python["vllm"]) < OLDEST_VLLM:
         return failed("vllm-old", f"{versions}: too old", fix="install vLLM 0.16 or newer on the host")
     return passed("environment", versions)
 
@@ -86,7 +86,7 @@ def _folder(host: Host, path: str, verdict: str) -> Finding:
     return failed("folder", f"{what} {path} cannot be used", why=verdict, fix=fix)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def release(version: str) -> tuple[int, ...]:
     """Return the leading numbers of a version: (0, 32) of 0.32.0rc1, for a comparison of two of them."""
     parts = version.split(".")[:2]
     return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in parts)

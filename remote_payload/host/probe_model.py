@@ -43,16 +43,18 @@ SIZES = {
 }
 """Name in the report -> keys of config.json, or of its text_config, that say it."""
 
+VISION_HEADS = ("num_attention_heads", "vt_num_attention_heads", "num_heads")
+"""Keys of config.json's vision_config that say its heads: transformers' name, Kimi's, and that of Qwen's towers."""
+
 
 def probe_model(note: Note, path: str) -> Dict[str, Any]:
     """Return {"path", "exists", "config", "shards", "tokenizer", "remote_code", "total_bytes", "weight_bytes"}.
 
-    `config`: {error, model_type, architectures, quantization, empty_layers, and SIZES, also out of `text_config`}.
-    `shards`: {index
-    (whether there is one), error, files, missing, empty, truncated: [{file, why}], absent: [tensor that the index
-    names and its shard's header lacks], keys: `compare_keys` of all tensors}: every header is read and compared with
-    the file's size. `remote_code`: {"files": [Python files that the configuration or
-    tokenizer wants run], "missing": [...]}.
+    `config`: {error, model_type, architectures, quantization, empty_layers, vision_heads (of a vision tower), and
+    SIZES, also out of `text_config`}. `shards`: {index (whether there is one), error, files, missing, empty,
+    truncated: [{file, why}], absent: [tensor that the index names and its shard's header lacks], keys: `compare_keys`
+    of all tensors}: every header is read and compared with the file's size. `remote_code`: {"files": [Python files
+    that the configuration or tokenizer wants run], "missing": [...]}.
     """
     note(path)
     if not os.path.isdir(path):
@@ -76,7 +78,7 @@ def probe_model(note: Note, path: str) -> Dict[str, Any]:
 def _config(path: str) -> Dict[str, Any]:
     answer: Dict[str, Any] = {
         "error": None, "model_type": None, "architectures": [], "quantization": None,
-        "empty_layers": [], **dict.fromkeys(SIZES),
+        "empty_layers": [], "vision_heads": None, **dict.fromkeys(SIZES),
     }  # fmt: skip
     try:
         with open(path, "rb") as file:
@@ -86,8 +88,11 @@ def _config(path: str) -> Dict[str, Any]:
     except (OSError, ValueError) as error:
         answer["error"] = str(error)
         return answer
-    text = config.get("text_config")
-    places = [text, config] if isinstance(text, dict) else [config]
+    text, vision = config.get("text_config"), config.get("vision_config")
+    places, vision = (
+        [text, config] if isinstance(text, dict) else [config],
+        vision if isinstance(vision, dict) else {},
+    )
 
     def first(*keys: str) -> Any:
         return next((place[key] for place in places for key in keys if place.get(key) is not None), None)
@@ -98,6 +103,7 @@ def _config(path: str) -> Dict[str, Any]:
         architectures=config.get("architectures") or [],
         quantization=quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else None,
         empty_layers=empty_layers(places[0]),
+        vision_heads=next((vision[key] for key in VISION_HEADS if key in vision), None),
         **{name: first(*keys) for name, keys in SIZES.items()},
     )
     return answer

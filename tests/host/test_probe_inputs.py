@@ -35,7 +35,8 @@ def model(tmp_path: Path) -> Path:
             "num_attention_heads": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
             "max_position_embeddings": 262144,
             "quantization_config": {"quant_method": "compressed-tensors"}}  # fmt: skip
-    config = {"model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"], "text_config": text}
+    config = {"model_type": "kimi_k25", "architectures": ["KimiK25ForConditionalGeneration"], "text_config": text,
+              "vision_config": {"hidden_size": 1152, "num_attention_heads": 16}}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     for name in names:
@@ -54,6 +55,7 @@ class TestModel:
             "num_hidden_layers": 61, "hidden_size": 7168, "dtype": "bfloat16", "quantization": "compressed-tensors",
             "attention_heads": 64, "kv_heads": None, "head_dim": None, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
             "max_positions": 262144, "rope": None, "experts": None, "draft_layers": None, "empty_layers": [],
+            "vision_heads": 16,
         }  # fmt: skip
         assert found["shards"] == {
             "index": True, "error": None, "files": 2, "missing": [], "empty": [], "truncated": [], "absent": [],
