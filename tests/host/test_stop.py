@@ -16,8 +16,9 @@ from support.hostrun import HostRun, left_by_the_run, wait_until
 
 from remote_payload.host.framing import pack_frame
 from remote_payload.host.journal import EventWriter
+from remote_payload.host.layout import Layout
 from remote_payload.host.liveness import Liveness, judge
-from remote_payload.host.members import read_environ
+from remote_payload.host.members import FOLDER_ENV, RUN_ENV, read_environ
 from remote_payload.host.start import hold_start_lock
 
 READY = "import os, signal, subprocess, sys, time\n"
@@ -108,10 +109,15 @@ def test_stop_of_an_ended_run_ends_what_it_left(host: HostRun) -> None:
     plan = host.plan(host.python("pass"))
     host.run(plan)
     assert stop(host, plan)["killed"] == []
-    left = subprocess.Popen(["sleep", "300"], env={**os.environ, "CTL_RUN_ID": plan["run_id"]})
+    ours, theirs = (Layout(workdir).run(plan["run_id"]).folder for workdir in (str(host.workdir), "/srv/theirs"))
+    left, same_id = (
+        subprocess.Popen(["sleep", "300"], env={**os.environ, RUN_ENV: plan["run_id"], FOLDER_ENV: folder})
+        for folder in (ours, theirs)
+    )
     stranger = subprocess.Popen(["sleep", "300"])
     try:
-        wait_until(lambda: read_environ(left.pid), "it was executed")
+        for process in (left, same_id):
+            wait_until(lambda p=process: FOLDER_ENV in (read_environ(p.pid) or {}), "it was executed")
         reaper = threading.Thread(target=left.wait)
         reaper.start()
         answer = stop(host, plan)
@@ -119,9 +125,9 @@ def test_stop_of_an_ended_run_ends_what_it_left(host: HostRun) -> None:
         assert (answer["end_reason"], answer["gpus_clean"]) == ("succeeded", True)
         assert answer["killed"] == [{"pid": left.pid, "comm": "sleep", "signal": "SIGTERM"}]
         assert left.returncode == -signal.SIGTERM
-        assert stranger.poll() is None
+        assert (same_id.poll(), stranger.poll()) == (None, None)
     finally:
-        for process in (left, stranger):
+        for process in (left, same_id, stranger):
             process.kill()
             process.wait()
 
