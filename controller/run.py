@@ -190,7 +190,8 @@ class Run:
     def refresh(self) -> None:
         """Bring the local copy up to date, unless somebody on this workstation does so all the time.
 
-        Raises ConnectionFailed, ConnectionLost, LocalDiskFull.
+        Raises ConnectionFailed and ConnectionLost, after REFRESH_PATIENCE_S without contact, CopyFailed, UsageError
+        (`run-gone`).
         """
         self._context.transport.connect()  # a watch would go on trying, which nobody asked for
         try:
