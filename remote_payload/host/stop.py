@@ -124,13 +124,11 @@ def _ask_supervisor(paths: RunPaths, supervisor: ProcessIdentity, grace_s: float
     tell("its supervisor has been asked to stop it")
     deadline = time.monotonic() + grace_s + FINISH_S
     while time.monotonic() < deadline:
-        for text in told.new():
+        over = os.path.exists(paths.result) or judge(supervisor)[0] is Liveness.DEAD
+        for text in told.new():  # after that look: of what it said before its end nothing is left out
             tell(text)
-        if os.path.exists(paths.result):
-            return True
-        if judge(supervisor)[0] is Liveness.DEAD:
-            # It may have written the result in its last moment.
-            return os.path.exists(paths.result)
+        if over:
+            return os.path.exists(paths.result)  # written in its last moment, perhaps
         time.sleep(0.1)
     return False
 

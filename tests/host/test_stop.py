@@ -14,10 +14,12 @@ import pytest
 from support import fuse
 from support.hostrun import HostRun, left_by_the_run, wait_until
 
+from remote_payload.host import stop as stop_module
+from remote_payload.host.finish import STOPPING
 from remote_payload.host.framing import pack_frame
 from remote_payload.host.journal import EventWriter
 from remote_payload.host.layout import Layout
-from remote_payload.host.liveness import Liveness, judge
+from remote_payload.host.liveness import Liveness, identity, judge
 from remote_payload.host.members import FOLDER_ENV, RUN_ENV, read_environ
 from remote_payload.host.start import hold_start_lock
 
@@ -165,6 +167,24 @@ def test_a_stop_goes_on_when_nobody_listens_any_more(host: HostRun) -> None:
     assert host.result(paths)["end_reason"] == "stopped"
     assert judge(job)[0] is Liveness.DEAD
     asked.wait(30)
+
+
+def test_what_a_supervisor_says_last_is_told_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says it, and writes its result, just as somebody looks whether that is there."""
+    paths = Layout(str(tmp_path)).run("20260101-000000-abcdef")
+    supervisor = EventWriter(paths.events, "supervisor", "20260101-000000-abcdef", "box")
+    exists, told = os.path.exists, list[str]()
+
+    def look(path: str) -> bool:
+        if path == paths.result and not exists(path):
+            supervisor.emit("notice", level="info", code=STOPPING, text="the last word")
+            Path(paths.result).write_text("{}")
+        return exists(path)
+
+    monkeypatch.setattr(os.path, "exists", look)
+    monkeypatch.setattr(stop_module, "send_signal", lambda *_: True)
+    assert stop_module._ask_supervisor(paths, identity(os.getpid()), 1.0, False, told.append)
+    assert told == ["its supervisor has been asked to stop it", "the last word"]
 
 
 def test_force_needs_no_grace(host: HostRun) -> None:
