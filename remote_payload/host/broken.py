@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, Optional
 
+from remote_payload.host.protocol import BLANK
 from remote_payload.host.textdata import LINE_LIMIT, Fault, parse_record, record_fault
 
 SCAN_S = 4.0
@@ -12,9 +13,6 @@ SCAN_S = 4.0
 
 NAMED = 8
 """Lines named of each kind."""
-
-BLANK = "blank"
-"""Passed over by the job, and no record: a sample's number does not count it."""
 
 
 class Faults:
