@@ -205,7 +205,7 @@ def merge_ledgers(run_ids: Sequence[str], *, output: str | None, as_json: bool) 
     for folder in folders:
         if folder.read("result.json") is None:  # what lies here may be any part of its ledger
             with lookup.open_run(workspace, folder.run_id, None, ask=ask_yes_no) as run:
-                lookup.copy_what_is_new(run)
+                run.refresh()
     merged = shares.merge([load_share(folder) for folder in folders])
     lines = merged.pop("lines")
     if output is not None:

@@ -10,12 +10,15 @@ from typing import Any
 from controller.afterwards import Afterwards
 from controller.contact import Ask, Pause, list_runs, open_transport, pushed_context
 from controller.core.config import Config
-from controller.core.errors import UsageError
+from controller.core.errors import ConnectionFailed, ConnectionLost, UsageError
 from controller.core.model import Host
+from controller.gone import RUN_GONE
 from controller.localdisk import copying
 from controller.run import Run, Sink, load_plan
-from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run, matching
+from controller.runfolder import RunFolder, find_run, matching
 from controller.stages.base import Context
+from controller.ui.clean import clean
+from controller.ui.terminal import err_console
 from controller.workspace import Workspace, load_workspace
 
 
@@ -85,13 +88,17 @@ def _refuse_other_host(config: Config, run_id: str, named: str, record: Mapping[
         )
 
 
-def copy_what_is_new(run: Run) -> None:
-    """Bring the local copy up to date, unless another process of this workstation does so all the time."""
+def copy_or_say(run: Run, shows: str) -> None:
+    """Copy what is new; where the host is out of reach, or has nothing of the run any more, say so on stderr.
+
+    `shows` says what then has only what was copied before: `the report shows`.
+    """
     try:
-        run.watch(follow=False)
-    except UsageError as error:
-        if error.code != ALREADY_WATCHED:
+        run.refresh()
+    except (ConnectionFailed, ConnectionLost, UsageError) as error:
+        if isinstance(error, UsageError) and error.code != RUN_GONE:
             raise
+        err_console().print(clean(f"{error.what}: {shows} what was copied before"), markup=False, soft_wrap=True)
 
 
 def refuse_unlaunched(folder: RunFolder) -> None:

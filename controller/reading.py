@@ -15,7 +15,6 @@ from controller.core.errors import ExitCode, UsageError
 from controller.core.loglines import Place, Selection
 from controller.core.logs import parse_line
 from controller.core.tracebacks import range_text
-from controller.gone import RUN_GONE
 from controller.logreader import LogReader
 from controller.run import Run
 from controller.runfolder import ALREADY_WATCHED, find_run, list_runs
@@ -59,7 +58,7 @@ def logs(run_id: str | None, host: str | None, wanted: Wanted) -> ExitCode:
                 _tell_ranks(run, wanted.selection.rank)
             return code
         if not run.ended:
-            _copy_or_say(run)
+            lookup.copy_or_say(run, "this is")
         if wanted.problem:
             place, lines = diagnosis.problem_lines(run.folder) or (_no_problem(run), [])
             err_console().print(cleaned(place), soft_wrap=True)
@@ -81,16 +80,6 @@ def _no_problem(run: Run) -> str:
     if reason in diagnosis.UNTRIAGED:
         return f"no problem was reported: run {run.id} {words}"
     return f"neither the events nor the log of run {run.id} say why: it {words}: {result['message']}"
-
-
-def _copy_or_say(run: Run) -> None:
-    """Copy what is new; where the host has nothing of the run any more, say so: what is here is all there is."""
-    try:
-        lookup.copy_what_is_new(run)
-    except UsageError as error:
-        if error.code != RUN_GONE:
-            raise
-        err_console().print(cleaned(f"{error.what}: this is what was copied before"), soft_wrap=True)
 
 
 def _tell_ranks(run: Run, rank: int | None) -> None:

@@ -9,17 +9,13 @@ import webbrowser
 from datetime import datetime
 from pathlib import Path
 
-from rich.text import Text
-
 from controller import diagnosis, ending, lookup, recorded
 from controller.core import figures, timelines
-from controller.core.errors import ConnectionFailed, ConnectionLost, ExitCode, UsageError
+from controller.core.errors import ExitCode, UsageError
 from controller.core.ledger import Fate
 from controller.core.repeat import repeat_text
 from controller.core.runview import Status
-from controller.gone import RUN_GONE
 from controller.runfolder import RunFolder, find_run
-from controller.ui.clean import clean
 from controller.ui.report import Report, page
 from controller.ui.sample_charts import BINS, map_cells, print_sample_charts
 from controller.ui.svg import require_matplotlib
@@ -61,12 +57,7 @@ def _up_to_date(run_id: str | None, host: str | None) -> tuple[RunFolder, str]:
         if folder.read("result.json") is not None:
             return folder, RunState.FINISHED.value
     with lookup.open_run(workspace, run_id, host, ask=ask_yes_no) as run:
-        try:
-            run.refresh()
-        except (ConnectionFailed, ConnectionLost, UsageError) as error:
-            if isinstance(error, UsageError) and error.code != RUN_GONE:
-                raise
-            err_console().print(Text(clean(f"{error.what}: the report shows what was copied before")))
+        lookup.copy_or_say(run, "the report shows")
         return run.folder, run.state
 
 

@@ -190,7 +190,8 @@ class Run:
     def refresh(self) -> None:
         """Bring the local copy up to date, unless somebody on this workstation does so all the time.
 
-        Raises ConnectionFailed, ConnectionLost, LocalDiskFull.
+        Raises ConnectionFailed and ConnectionLost, after REFRESH_PATIENCE_S without contact, CopyFailed, UsageError
+        (`run-gone`).
         """
         self._context.transport.connect()  # a watch would go on trying, which nobody asked for
         try:
@@ -206,10 +207,19 @@ class Run:
 
     # --------------------------------------------------------------------------------------- what to do
 
-    def watch(self, *, patience_s: float = PATIENCE_S, follow: bool = True) -> watch_stage.WatchOutcome:
-        """Copy the run's streams here until it ends, `detach()` is called, or patience ends."""
-        with copying(self._folder.path), self._folder.watching():
+    def watch(
+        self, *, patience_s: float = PATIENCE_S, follow: bool = True, timeout_s: float | None = None
+    ) -> watch_stage.WatchOutcome:
+        """Copy the run's streams here until it ends, `detach()` is called, or patience or `timeout_s` ends."""
+        with ExitStack() as stack:
+            stack.enter_context(copying(self._folder.path))
+            stack.enter_context(self._folder.watching())
             self._cancel.clear()  # a `detach` was meant for an earlier watch: there is one at a time
+            if timeout_s is not None:  # from here on, or it would be forgotten with that
+                timer = threading.Timer(timeout_s, self.detach)
+                timer.daemon = True
+                timer.start()
+                stack.callback(timer.cancel)
             self._recorder("stage", name="watch", status="started")
             self._outcome = self._follow(patience_s, follow=follow)
             status = "done" if self._outcome.ended else "skipped"
@@ -258,13 +268,8 @@ class Run:
             if screen is not None:
                 self._sinks.append(sink := stack.enter_context(screen))
                 stack.callback(self._sinks.remove, sink)
-            if timeout is not None:
-                timer = threading.Timer(timeout, self.detach)
-                timer.daemon = True
-                timer.start()
-                stack.callback(timer.cancel)
             started = time.monotonic()
-            outcome = self.watch()
+            outcome = self.watch(timeout_s=timeout)
         if not outcome.ended:
             raise wait_timeout(
                 self.id, state_word(self.state, self.paused), waited_s=time.monotonic() - started, timeout=timeout,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from controller import lookup
-from controller.core.errors import ExitCode, Interrupted, LocalDiskError
+from controller.core.errors import CtlError, ExitCode, Interrupted
 from controller.runfolder import RunFolder, find_run, going_on
 from controller.ui.clean import clean
 from controller.ui.formats import duration_text
@@ -74,12 +74,15 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
                 fix=f"see how it ends with `ctl attach {run.id}`; `ctl stop {run.id}` may be repeated",
             ) from None
         said.doing("copying the rest of its log and records here")
+        # The run is stopped all the same, and that is what was asked for.
         try:
-            lookup.copy_what_is_new(run)
-        except LocalDiskError as error:  # the run is stopped all the same, and that is what was asked for
+            run.refresh()
+        except CtlError as error:
             from controller.ui.errors import print_error
 
             print_error(error)
+        except KeyboardInterrupt:
+            said.doing(f"interrupted: `ctl attach {run.id}` copies the rest")
         # The last run may have ended while an earlier one goes on: that was not named, so it is not stopped. Whether
         # it had is the host's to say: here its end may not have been seen.
         over = run_id is None and (ended or outcome.was_over)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from support.stubhost import PAYLOAD, StubHost
 
-from controller import commandverbs, lookup, reading, reporting
-from controller.core.errors import ExitCode, JobFailed, LaunchUnknown, UsageError
+from controller import commandverbs, ending, lookup, reading, reporting
+from controller import run as run_module
+from controller.core.errors import ConnectionFailed, ExitCode, JobFailed, LaunchUnknown, UsageError
 from controller.core.loglines import Selection
 from controller.run import Run
 from controller.runfolder import RunFolder
@@ -81,6 +82,23 @@ def test_one_whose_launch_was_not_confirmed_may_still_come(run: Run) -> None:
         with pytest.raises(LaunchUnknown, match="has not arrived there so far") as caught:
             verb()
         assert caught.value.exit_code is ExitCode.UNKNOWN
+
+
+def test_a_host_out_of_reach_is_no_reason_to_wait_ten_minutes_for_what_is_here(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setattr(run_module, "REFRESH_PATIENCE_S", 0.0)
+    transport: Any = run.context.transport
+    transport.unreachable = 1000
+    monkeypatch.setattr(reading, "load_workspace", lambda: None)
+    monkeypatch.setattr(ending, "load_workspace", lambda: None)
+    monkeypatch.setattr(lookup, "open_run", lambda *_, **__: run)
+    assert reading.logs(RUN, None, reading.Wanted(selection=Selection())) is ExitCode.OK
+    out, err = capfdbinary.readouterr()
+    assert out == b"the line\n"
+    assert err == b"unreachable, says the test: this is what was copied before\n"
+    with pytest.raises(ConnectionFailed):  # of a summary there is nothing here
+        ending.summary(RUN, None, as_json=True)
 
 
 def test_what_was_copied_of_it_can_still_be_read(

@@ -82,7 +82,7 @@ def test_a_log_without_a_problem_is_an_answer(
         yield Run(folder, Unreachable(), host().record(), "payload")
 
     monkeypatch.setattr(lookup, "open_run", open_run)
-    monkeypatch.setattr(lookup, "copy_what_is_new", lambda _: None)
+    monkeypatch.setattr(lookup, "copy_or_say", lambda *_: None)
     monkeypatch.setattr(reading, "load_workspace", lambda: None)
     told = io.StringIO()
     monkeypatch.setattr(reading, "err_console", lambda: Console(file=told, width=300))

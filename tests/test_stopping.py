@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from controller import lookup, stopping
-from controller.core.errors import ExitCode, Interrupted, RefusedError
+from controller.core.errors import ConnectionFailed, CopyFailed, ExitCode, Interrupted, RefusedError
 from controller.runfolder import RunFolder
 from controller.stages.stop import StopOutcome, Telling
 from controller.ui import terminal
@@ -42,8 +42,8 @@ class Ended:
             was_over=self._was_over, had_ended=self._was_over,
         )  # fmt: skip
 
-    def watch(self, *, follow: bool) -> None:
-        assert not follow
+    def refresh(self) -> None:
+        """Nothing is new."""
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,33 @@ def test_a_stop_that_leaves_something_does_not_end_with_0(
     monkeypatch.setattr(stopping, "out_console", lambda: Console(file=printed))
     assert stopping.stop(Ended.id, None, grace_s=1.0, as_json=False, sure=True) is code
     assert ("could not be killed" in printed.getvalue()) == (clean is False)
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        (ConnectionFailed("gpu1 cannot be reached"), "gpu1 cannot be reached"),
+        (CopyFailed("there is no room here"), "there is no room here"),
+        (KeyboardInterrupt(), f"interrupted: `ctl attach {Ended.id}` copies the rest"),
+    ],
+)
+def test_what_a_stop_did_is_told_though_the_rest_cannot_be_copied(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], why: BaseException, said: str
+) -> None:
+    class Uncopied(Ended):
+        def refresh(self) -> None:
+            raise why
+
+    @contextmanager
+    def open_run(*_: Any, **__: Any) -> Iterator[Ended]:
+        yield Uncopied(False)
+
+    monkeypatch.setattr(lookup, "open_run", open_run)
+    monkeypatch.setattr(stopping, "load_workspace", lambda: None)
+    assert stopping.stop(Ended.id, None, grace_s=1.0, as_json=False, sure=True) is ExitCode.UNEXPECTED
+    out, err = capsys.readouterr()
+    assert said in err
+    assert "could not be killed" in out
 
 
 class Slow(Ended):

@@ -7,8 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.stubhost import PAYLOAD, StubHost
 
 from controller.core.errors import ExitCode, UsageError
+from controller.run import Run
+from controller.runfolder import RunFolder
+from controller.stages import launch
 from controller.waiting import Detached, WaitTimeout, wait_timeout
 
 
@@ -39,6 +43,19 @@ def test_a_wait_that_ended_early_says_why_and_how_to_go_on(waited: float, timeou
     assert "`run.stop()`" in error.fix
     with pytest.raises(WaitTimeout, match="it is running: "):
         raise error
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.3])
+def test_a_wait_ends_with_its_timeout_however_short(tmp_path: Path, timeout: float) -> None:
+    """One that had passed before the watch began was forgotten by it."""
+    host = StubHost(tmp_path / "host")
+    plan = host.plan("20260101-000000-abcd05", "sleep", "20")
+    launch.run(host.context(), plan, {})
+    folder = RunFolder.create(tmp_path / "ctl-runs", plan["run_id"])
+    with Run(folder, host.transport, host.record, PAYLOAD) as run:
+        with pytest.raises(WaitTimeout, match="the timeout of"):
+            run.wait(timeout=timeout)
+        assert run.stop(grace_s=0.0).end_reason == "stopped"
 
 
 def test_an_uncaught_error_of_a_script_shows_its_fix_and_ends_as_python_does(tmp_path: Path) -> None:

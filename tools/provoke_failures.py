@@ -255,7 +255,7 @@ def provoke(name: str, models: Path) -> bytes:
             try:
                 code = ended.wait(timeout=TIMEOUT_S)
             finally:  # workers of a killed vLLM live on, in process groups of their own
-                stop_members(lambda: find_members(folder.name, set()), grace_s=0)
+                stop_members(lambda: find_members(str(folder), set()), grace_s=0)
             log.seek(0)
             print(f"{name}: exit code {code}", file=sys.stderr)
             return shorten(neutral(log.read(), folder))

@@ -72,10 +72,10 @@ def _check_vllm(records: Sequence[Mapping[str, Any]], report: Mapping[str, Any],
 
     `state` says what all of them have in common.
     """
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, bool], list[Mapping[str, Any]]] = {}
     for record in records:
-        groups.setdefault(record["run_id"] or "", []).append(record)
-    for run_id, group in groups.items():
+        groups.setdefault((record["run_id"] or "", _is_elsewhere(record)), []).append(record)
+    for (run_id, _), group in groups.items():
         pids = some([str(record["pid"]) for record in group])
         every = ",".join(str(record["pid"]) for record in group)
         noun = "process" if len(group) == 1 else "processes"

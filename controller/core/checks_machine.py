@@ -94,12 +94,12 @@ def check_lease(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
         else {gpu["uuid"] for gpu in selected(gpus or {}, plan)}
     )
     ours = [lease for lease in found["leases"] if lease["resource"] in wanted or gpus is None]
-    seen: set[str] = set()
+    seen: set[tuple[str, object]] = set()
     for lease in ours:
         run = str(lease.get("run_id"))
-        if run in seen:
+        if (run, lease.get("workdir")) in seen:
             continue  # one run holds a lease for each of its GPUs
-        seen.add(run)
+        seen.add((run, lease.get("workdir")))
         who = f"run {run} of {lease.get('user')}"
         same_user = lease.get("user") == report.get("user")
         elsewhere = lease.get("workdir") if lease.get("workdir") != plan["host"]["workdir"] else None

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from controller.core.finding import Finding, section, warned
-from remote_payload.host.broken import BLANK
-from remote_payload.host.protocol import Plan
+from remote_payload.host.protocol import BLANK, Plan
 
 
 def check_records(report: Mapping[str, Any], plan: Plan, name: str | None = None) -> Iterator[Finding]:

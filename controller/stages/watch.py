@@ -62,8 +62,9 @@ def run(
     """Mirror a run until it ends, `ctx.cancel` is set, or the host was unreachable for `patience_s` seconds.
 
     `on_event` gets each event of the host and `on_log` each byte of the job's output exactly once, those that an
-    earlier controller has copied first. Raises RemoteFailed if the host cannot read the run, MirrorError if
-    the copy is not equal to the original at the end.
+    earlier controller has copied first. Without `follow` it ends with all that there is at the moment. Raises
+    RemoteFailed if the host cannot read the run, MirrorError if the copy is not equal to the original at the end,
+    and without `follow` ConnectionLost or ConnectionFailed where patience ended.
     """
     watcher = _Watcher(ctx, run_id, mirror, on_event, on_log, follow)
     lost_since: float | None = None
@@ -83,6 +84,8 @@ def run(
             watcher.reconnects += 1
             if now - lost_since > patience_s:
                 ctx.emit("contact", status="lost", text=f"no contact for {now - lost_since:.0f} s: {error.what}")
+                if not follow:
+                    raise  # what is there was wanted, and is not all here
                 break
             ctx.emit("contact", status="reconnecting", text=error.what)
             ctx.cancel.wait(BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)])

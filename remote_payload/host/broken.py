@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, Optional
 
+from remote_payload.host.protocol import BLANK
 from remote_payload.host.textdata import LINE_LIMIT, Fault, parse_record, record_fault
 
 SCAN_S = 4.0
@@ -12,12 +13,6 @@ SCAN_S = 4.0
 
 NAMED = 8
 """Lines named of each kind."""
-
-BLANK = "blank"
-"""Passed over by the job, and no record: a sample's number does not count it."""
-
-CLOCK_LINES = 256
-"""Between two looks at the clock."""
 
 
 class Faults:
@@ -50,16 +45,17 @@ def probe_broken(path: str, kind: str, max_samples: Optional[int], seconds: floa
     deadline = time.monotonic() + seconds
     faults, number, good, whole = Faults(), 0, 0, True
     with open(path, "rb") as file:
-        while max_samples is None or good < max_samples:
+        while whole and (max_samples is None or good < max_samples):
+            if time.monotonic() > deadline:  # asked for each line: one may have megabytes
+                whole = False
+                break
             line = file.readline(LINE_LIMIT + 1)
             if not line:
                 break
-            if number % CLOCK_LINES == CLOCK_LINES - 1 and time.monotonic() > deadline:
-                whole = False
-                break
             number += 1
             if len(line) > LINE_LIMIT:
-                while line and not line.endswith(b"\n"):
+                while whole and line and not line.endswith(b"\n"):
+                    whole = time.monotonic() <= deadline
                     line = file.readline(LINE_LIMIT)
                 faults.add(number, Fault("over-long", "the line is longer than %d bytes" % LINE_LIMIT))
             elif not line.strip():

@@ -12,6 +12,7 @@ its processes then live in a user namespace of their own.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -30,8 +31,10 @@ _OURS = ("CTL_RUN_ID", "CTL_RUN_DIR", "CTL_HOST", "SPT_NOENV", "PYTHONUNBUFFERED
 _command = Command()
 
 
-def name_of(run_id: str) -> str:
-    return "ctl-%s" % run_id
+def name_of(folder: str) -> str:
+    """Return what the container of the run in `folder` is called, on the whole host: its id, and whose id that is."""
+    place = hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:12]
+    return "ctl-%s-%s" % (os.path.basename(folder), place)
 
 
 def wrap(
@@ -50,7 +53,7 @@ def wrap(
     if container["runtime"] == "apptainer":
         return _apptainer(container, plan, argv, environ, names, mounts, uuids)
     words = [
-        container["runtime"], "run", "--rm", "--name", name_of(plan["run_id"]), "--workdir", plan["job"]["cwd"],
+        container["runtime"], "run", "--rm", "--name", name_of(paths.folder), "--workdir", plan["job"]["cwd"],
         "--ipc", "host",
     ]  # fmt: skip
     if container["runtime"] == "docker" and os.getuid() != 0:
@@ -93,7 +96,7 @@ def end(paths: RunPaths) -> Tuple[Optional[str], Optional[str]]:
     container = plan.get("job", {}).get("container")
     if container is None or container["runtime"] == "apptainer":
         return None, None
-    runtime, name = container["runtime"], name_of(plan["run_id"])
+    runtime, name = container["runtime"], name_of(paths.folder)
     problem = None
     try:
         _command.run([runtime, "rm", "--force", "--volumes", name], REMOVE_S)

@@ -14,13 +14,13 @@ import json
 import os
 import stat
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import is_at
-from remote_payload.host.layout import LEASE_FOLDER
+from remote_payload.host.layout import LEASE_FOLDER, Layout
 from remote_payload.host.liveness import Readings, boot_seconds, judge, read_readings, user_name
-from remote_payload.host.members import read_environ, runs_alive, snapshot
+from remote_payload.host.members import find_marked, read_environ, snapshot
 from remote_payload.host.protocol import Liveness, ProcessIdentity
 
 RECORD_SIZE = 4096
@@ -147,8 +147,14 @@ def take(
     return Lease(paths, descriptors, record)
 
 
-def clear_record(path: str, run_id: str, clean: bool) -> Optional[str]:
-    """Mark a lease of a dead run free (or dirty); returns None, or why that could not be done.
+def is_of(record: Mapping[str, Any], run_id: str, workdir: str) -> bool:
+    """Whether a record is of this run: another workdir may have one of the same id."""
+    same_id = record.get("run_id") == run_id
+    return same_id and os.path.realpath(str(record.get("workdir"))) == os.path.realpath(workdir)
+
+
+def clear_record(path: str, run_id: str, workdir: str, clean: bool) -> Optional[str]:
+    """Mark a lease of a dead run of `workdir` free (or dirty); returns None, or why that could not be done.
 
     Nothing is changed if another run has taken it since.
     """
@@ -158,7 +164,7 @@ def clear_record(path: str, run_id: str, clean: bool) -> Optional[str]:
             record = _read_record(descriptor)
         finally:
             os.close(descriptor)
-        if record is None or record.get("run_id") != run_id:
+        if record is None or not is_of(record, run_id, workdir):
             return None  # another run's, which may hold it: its lock is not asked for
         descriptor = _lock(path)
     except FileNotFoundError:
@@ -169,7 +175,7 @@ def clear_record(path: str, run_id: str, clean: bool) -> Optional[str]:
         return "%s: %s" % (path, error)
     try:
         record = _read_record(descriptor)
-        if record and record.get("run_id") == run_id:
+        if record and is_of(record, run_id, workdir):
             _write_record(descriptor, dict(record, state="free" if clean else "dirty"))
     finally:
         os.close(descriptor)
@@ -235,7 +241,7 @@ def _is_shared(folder: str) -> bool:
 def _check_previous(
     record: Optional[Dict[str, Any]], claim: Claim, gpus_free: Callable[[], Optional[str]], here: Readings
 ) -> None:
-    if not record or record.get("state") == "free" or record.get("run_id") == claim.run_id:
+    if not record or record.get("state") == "free" or is_of(record, claim.run_id, claim.workdir):
         return
     reason = _still_there(record, here) or gpus_free()
     if reason:
@@ -255,7 +261,7 @@ def _still_there(record: Dict[str, Any], here: Readings) -> Optional[str]:
     if record["process"]["boot"] != here.boot:
         return None
     table = snapshot(here.proc)
-    living = runs_alive(table, here.proc).get(record["run_id"], [])
+    living = find_marked(os.path.join(Layout(record["workdir"]).runs, record["run_id"]), table, here.proc)
     if living:
         return "its processes live: %s" % ", ".join("%d (%s)" % (m.pid, m.comm) for m in living[:8])
     if os.getuid() in (0, record["uid"]):
@@ -339,7 +345,7 @@ def _read_record(descriptor: int) -> Optional[Dict[str, Any]]:
         return None
     try:
         record: Dict[str, Any] = json.loads(data)
-        record["process"]["start_ticks"], record["run_id"], record["uid"], record["user"]
+        record["process"]["start_ticks"], record["run_id"], record["workdir"], record["uid"], record["user"]
     except (ValueError, KeyError, TypeError):
         return None
     return record

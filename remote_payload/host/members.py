@@ -1,9 +1,10 @@
 """Which processes belong to a run, and how to end them all.
 
 A process is a member if it is in the job's cgroup (where there is one), was recorded as a descendant of the
-supervisor (tree.jsonl), carries the run's id in its environment, or descends from the supervisor, which adopts its
-orphans, or from another member. Names are never evidence. Helpers that ctl itself starts (supervisor, log pump, GPU
-queries) carry `HELPER_ENV` and are no members.
+supervisor (tree.jsonl), carries the run's id and folder in its environment, or descends from the supervisor, which
+adopts its orphans, or from another member. Names are never evidence, and an id alone is none either: a plan may
+come with any, so another workdir of the host may have a run of the same one. Helpers that ctl itself starts
+(supervisor, log pump, GPU queries) carry `HELPER_ENV` and are no members.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.files import read_lines
@@ -21,6 +22,9 @@ from remote_payload.host.journal import Journal, complain
 from remote_payload.host.liveness import ZOMBIE_STATES, Stat, read_stat, send_signal
 
 RUN_ENV = "CTL_RUN_ID"
+FOLDER_ENV = "CTL_RUN_DIR"
+"""The run's folder, or for what a step runs on its own a folder below that (a rehearsal)."""
+
 HELPER_ENV = "CTL_HELPER"
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -103,13 +107,28 @@ def read_environ(pid: int, proc: str = "/proc") -> Optional[Dict[str, str]]:
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
-def runs_alive(table: Optional[Dict[int, Stat]] = None, proc: str = "/proc") -> Dict[str, List[Stat]]:
-    """Return the living processes that carry a run's id in their environment, by run id: one pass for all runs."""
-    found: Dict[str, List[Stat]] = defaultdict(list)
-    for pid, stat in (table if table is not None else snapshot(proc)).items():
+def is_of_run(environ: Mapping[str, str], folder: str) -> bool:
+    """Whether an environment is that of a process of the run in `folder`.
+
+    Where the folder is not named, by a program that passes on only some variables, the id has to do. Paths are
+    compared with links resolved: who asks may call the workdir otherwise than who launched.
+    """
+    if environ.get(RUN_ENV) != os.path.basename(folder):
+        return False
+    named = environ.get(FOLDER_ENV)
+    if not named or named == folder:
+        return True
+    here = os.path.realpath(folder)
+    return os.path.join(os.path.realpath(named), "").startswith(os.path.join(here, ""))
+
+
+def find_marked(folder: str, table: Dict[int, Stat], proc: str = "/proc") -> List[Stat]:
+    """Return the processes of a `snapshot` that are of the run in `folder` by their environment, helpers left out."""
+    found = []
+    for pid, stat in table.items():
         environ = read_environ(pid, proc)
-        if environ and RUN_ENV in environ and HELPER_ENV not in environ:
-            found[environ[RUN_ENV]].append(stat)
+        if environ and HELPER_ENV not in environ and is_of_run(environ, folder):
+            found.append(stat)
     return found
 
 
@@ -132,13 +151,13 @@ def find_descendants(
 
 
 def find_members(
-    run_id: str,
+    folder: str,
     known: Set[Key],
     supervisor: Optional[int] = None,
     proc: str = "/proc",
     cgroup: Optional[str] = None,
 ) -> List[Stat]:
-    """Return the living members of a run, whatever process group or session they are in.
+    """Return the living members of the run in `folder`, whatever process group or session they are in.
 
     `known` holds recorded descendants of this boot; `supervisor` is given only by the supervisor itself, or with
     its pid proved alive. `cgroup` is the path of the job's own, which no process leaves by itself.
@@ -146,10 +165,10 @@ def find_members(
     inside = Cgroup(cgroup).pids() if cgroup else []  # before the table: a process that is not in it has ended
     table = snapshot(proc)
     members = {pid: stat for pid, stat in table.items() if (pid, stat.start_ticks) in known}
-    members.update((stat.pid, stat) for stat in runs_alive(table, proc).get(run_id, []))
+    members.update((stat.pid, stat) for stat in find_marked(folder, table, proc))
     members.update((pid, table[pid]) for pid in inside if pid in table)
     roots = list(members) + ([supervisor] if supervisor is not None else [])
-    members.update(find_descendants(roots, table, run_id, proc))
+    members.update(find_descendants(roots, table, os.path.basename(folder), proc))
     for own in (os.getpid(), supervisor):
         if own is not None:
             members.pop(own, None)

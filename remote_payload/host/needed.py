@@ -25,7 +25,7 @@ from remote_payload.host.layout import (
     Layout,
     RunPaths,
 )
-from remote_payload.host.lease import lease_folder, list_leases
+from remote_payload.host.lease import is_of, lease_folder, list_leases
 from remote_payload.host.listing import Fingerprint, is_emptied, snapshot
 from remote_payload.host.liveness import judge, read_readings, user_name
 from remote_payload.host.protocol import Liveness, RunState
@@ -121,12 +121,12 @@ class Needs:
             for lease in leases:
                 if lease["state"] == "unknown":
                     return "the lease of %(resource)s cannot be read: %(evidence)s" % lease
-                if lease["run_id"] == run_id:
+                if is_of(lease, run_id, self._layout.workdir):
                     return "its lease was not given back: `ctl stop %s` proves the GPUs free" % run_id
         return None
 
     def _why_left(self, run_id: str, paths: RunPaths, standing: Standing) -> Optional[str]:
-        if left_by_run(run_id, paths, standing, set()):
+        if left_by_run(run_id, paths, standing, leased=False):
             return "it left processes or shared memory: `ctl preflight --fix` clears them up"
         if PumpKeeper(self._layout.workdir, run_id).is_running():
             return "a process still writes its log"

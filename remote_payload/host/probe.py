@@ -49,7 +49,7 @@ DEADLINES_S = {
     "data": 20.0,
     "environment": 30.0,  # a cold start of Python from a network disk
     "toolchain": 15.0,
-    "capability": 15.0,  # three seconds of reading, after the environment has said where vLLM lies
+    "capability": 30.0,  # half a second of parsing; the source of vLLM may come from a cold network disk
     "lengths": 30.0,  # a start of the environment's Python with transformers, for chats
     "functional": 45.0,  # torch is imported by a process for each GPU, from a cold disk perhaps
     "outputs": 30.0,  # a million entries take about 10 s

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from remote_payload.host.layout import RUN_ID, Layout
 from remote_payload.host.liveness import Stat, boot_seconds, read_stat, user_name
-from remote_payload.host.members import RUN_ENV, read_environ, snapshot
+from remote_payload.host.members import RUN_ENV, is_of_run, read_environ, snapshot
 from remote_payload.host.sections import Note
 from remote_payload.host.titles import run_of_title
 
@@ -45,8 +45,8 @@ def probe_processes(
     """Return {"compute": [record] or null, "vllm": [record]}.
 
     A record is {pid, ppid, parent (its command), owner, uid, command, age_s, start_ticks, run_id, run_here}, with
-    null for what cannot be seen; `run_here` says whether `workdir` has a folder of the run, so that it can be stopped
-    from here. Compute records add {gpu_uuid, memory_used}. `apps` are nvidia-smi's compute processes, None if it
+    null for what cannot be seen; `run_here` says whether the run is one of `workdir`, so that it can be stopped from
+    here. Compute records add {gpu_uuid, memory_used}. `apps` are nvidia-smi's compute processes, None if it
     could not be asked. The probe, its children and its ancestors are left out of `vllm`. `python` is the interpreter
     of the vLLM environment: multiprocessing's helper processes count as vLLM's if they run under it.
     """
@@ -61,27 +61,30 @@ def probe_processes(
         note("/proc/%d" % pid)
         process = _read(stat)
         if is_vllm(stat.comm, process.argv, python):
-            vllm.append(_record(pid, process, ""))
+            vllm.append(_record(pid, process, "", workdir))
     compute = None
     if apps is not None:
         compute = [
             {
-                **_record(app["pid"], _read(table[app["pid"]]) if app["pid"] in table else None, app["name"] or ""),
+                **_record(
+                    app["pid"], _read(table[app["pid"]]) if app["pid"] in table else None, app["name"] or "", workdir
+                ),
                 "gpu_uuid": app["gpu_uuid"],
                 "memory_used": app["memory_used"],
             }
             for app in apps
         ]
-    for record in [*vllm, *(compute or ())]:
-        record["run_here"] = _is_here(record["run_id"], workdir)
     return {"compute": compute, "vllm": vllm}
 
 
-def _is_here(run_id: Optional[str], workdir: str) -> Optional[bool]:
+def _is_here(run_id: Optional[str], environ: Mapping[str, str], workdir: str) -> Optional[bool]:
     if run_id is None:
         return None
-    # A process may carry any word in its environment.
-    return RUN_ID.fullmatch(run_id) is not None and os.path.isdir(Layout(workdir).run(run_id).folder)
+    if RUN_ID.fullmatch(run_id) is None:
+        return False  # a process may carry any word in its environment
+    folder = Layout(workdir).run(run_id).folder
+    # A title names the run alone, and another workdir may have one of the same id.
+    return os.path.isdir(folder) and (RUN_ENV not in environ or is_of_run(environ, folder))
 
 
 def is_vllm(comm: str, argv: List[str], python: Optional[str]) -> bool:
@@ -129,13 +132,15 @@ def _read(stat: Stat) -> Process:
     return Process(stat, uid, [os.fsdecode(word) for word in data.rstrip(b"\0").split(b"\0")] if data else [])
 
 
-def _record(pid: int, process: Optional[Process], name: str) -> Dict[str, Any]:
+def _record(pid: int, process: Optional[Process], name: str, workdir: str) -> Dict[str, Any]:
     if process is None:
         return {
             "pid": pid, "ppid": None, "parent": None, "owner": None, "uid": None, "command": name,
-            "age_s": None, "start_ticks": None, "run_id": None,
+            "age_s": None, "start_ticks": None, "run_id": None, "run_here": None,
         }  # fmt: skip
     stat = process.stat
+    environ = read_environ(pid) or {}
+    run_id = environ.get(RUN_ENV) or run_of_title(process.argv)
     return {
         "pid": pid,
         "ppid": stat.ppid,
@@ -145,7 +150,8 @@ def _record(pid: int, process: Optional[Process], name: str) -> Dict[str, Any]:
         "command": (" ".join(process.argv) or name or "[%s]" % stat.comm)[:COMMAND_LIMIT],
         "age_s": round(boot_seconds() - stat.start_ticks / os.sysconf("SC_CLK_TCK"), 1),
         "start_ticks": stat.start_ticks,
-        "run_id": (read_environ(pid) or {}).get(RUN_ENV) or run_of_title(process.argv),
+        "run_id": run_id,
+        "run_here": _is_here(run_id, environ, workdir),
     }
 
 

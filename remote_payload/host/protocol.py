@@ -325,6 +325,9 @@ class Confirmation(TypedDict):
 PAUSES = ("disk-low", "disk-full")
 """Codes of the driver's notices that begin a pause, in which no sample is admitted; `disk-freed` ends it."""
 
+BLANK = "blank"
+"""Code of a data set's line that the job passes over, and that is no record: a sample's number does not count it."""
+
 
 # ---------------------------------------------------------------------------------------- validators
 

@@ -85,8 +85,7 @@ def judge_run(paths: RunPaths, readings: Optional[Readings] = None, lock_is_ours
     evidence = "supervisor: %s" % evidence
     if run["supervisor"]["boot"] != here.boot:
         return Standing(RunState.LOST, evidence, run=run)
-    run_id = os.path.basename(paths.folder)
-    members = find_members(run_id, recorded(paths.tree), proc=here.proc, cgroup=run.get("cgroup"))
+    members = find_members(paths.folder, recorded(paths.tree), proc=here.proc, cgroup=run.get("cgroup"))
     if members:
         names = ", ".join("%d (%s)" % (m.pid, m.comm) for m in members[:8])
         text = "%s; %d processes of the job live: %s" % (evidence, len(members), names)

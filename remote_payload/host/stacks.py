@@ -76,7 +76,7 @@ def members_of(paths: RunPaths) -> List[Stat]:
     run = read_json(paths.run) or {}
     supervisor = run.get("supervisor") or {}
     known = recorded(paths.tree) if supervisor.get("boot") == read_readings().boot else set()
-    return find_members(os.path.basename(paths.folder), known, cgroup=run.get("cgroup"))
+    return find_members(paths.folder, known, cgroup=run.get("cgroup"))
 
 
 def dump(spy: str, members: List[Stat], paths: RunPaths) -> Iterator[Dict[str, Any]]:

@@ -19,7 +19,15 @@ from remote_payload.host.follow import FollowKeeper
 from remote_payload.host.layout import Layout, RunPaths
 from remote_payload.host.leftovers import busy_gpus
 from remote_payload.host.liveness import Stat, identity, read_stat
-from remote_payload.host.members import HELPER_ENV, RUN_ENV, Tree, find_descendants, snapshot, stop_members
+from remote_payload.host.members import (
+    FOLDER_ENV,
+    HELPER_ENV,
+    RUN_ENV,
+    Tree,
+    find_descendants,
+    snapshot,
+    stop_members,
+)
 from remote_payload.host.protocol import EndReason, ProcessIdentity
 from remote_payload.host.pump import PumpKeeper, write_within
 from remote_payload.host.titles import TITLE_ENV, title_prefix
@@ -100,7 +108,7 @@ def job_environment(plan: Dict[str, Any], workdir: str, secrets: Dict[str, str])
     environ["SPT_NOENV"] = "1"
     environ[TITLE_ENV] = title_prefix(plan["job"]["kind"], run_id)
     environ[RUN_ENV] = run_id
-    environ["CTL_RUN_DIR"] = Layout(workdir).run(run_id).folder
+    environ[FOLDER_ENV] = Layout(workdir).run(run_id).folder
     environ["CTL_HOST"] = plan["host"]["name"]
     return environ
 

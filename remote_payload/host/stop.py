@@ -89,7 +89,7 @@ def _stop(
     run = standing.run
     if standing.state is RunState.FINISHED:
         tell("it has ended before; looking whether it left anything")
-        return _stop_what_it_left(paths, standing, grace_s, tell)
+        return _stop_what_it_left(workdir, paths, standing, grace_s, tell)
     if run is None:
         raise HostError(
             "not-launched", "the run was not launched", standing.evidence, "start it, or give it up with cancel"
@@ -124,13 +124,11 @@ def _ask_supervisor(paths: RunPaths, supervisor: ProcessIdentity, grace_s: float
     tell("its supervisor has been asked to stop it")
     deadline = time.monotonic() + grace_s + FINISH_S
     while time.monotonic() < deadline:
-        for text in told.new():
+        over = os.path.exists(paths.result) or judge(supervisor)[0] is Liveness.DEAD
+        for text in told.new():  # after that look: of what it said before its end nothing is left out
             tell(text)
-        if os.path.exists(paths.result):
-            return True
-        if judge(supervisor)[0] is Liveness.DEAD:
-            # It may have written the result in its last moment.
-            return os.path.exists(paths.result)
+        if over:
+            return os.path.exists(paths.result)  # written in its last moment, perhaps
         time.sleep(0.1)
     return False
 
@@ -181,7 +179,7 @@ def _stop_in_its_place(
     cgroup = Cgroup(run["cgroup"]) if run.get("cgroup") and _same_boot(run["supervisor"]) else None
 
     def find() -> List[Stat]:
-        found = find_members(run_id, known, cgroup=cgroup.path if cgroup else None)
+        found = find_members(paths.folder, known, cgroup=cgroup.path if cgroup else None)
         tree.note(found)
         return found
 
@@ -211,7 +209,7 @@ def _stop_in_its_place(
     except OSError as error:  # the job's own folder may hold anything, and the run has to end all the same
         leftovers.append({"path": paths.faults, "reason": "fatal signals are not told: %s" % error})
     for path in baseline.leases if baseline else []:
-        problem = clear_record(path, run_id, done.clean is True)
+        problem = clear_record(path, run_id, workdir, done.clean is True)
         if problem:
             leftovers.append({"path": path, "reason": problem})
     message = "stopped; its supervisor had died before (%s)" % done.evidence
@@ -238,7 +236,9 @@ def _stop_in_its_place(
     return _answer(judge_run(paths))
 
 
-def _stop_what_it_left(paths: RunPaths, standing: Standing, grace_s: float, tell: Tell) -> Dict[str, Any]:
+def _stop_what_it_left(
+    workdir: str, paths: RunPaths, standing: Standing, grace_s: float, tell: Tell
+) -> Dict[str, Any]:
     """Try once more to end what outlived a run, and say how it is now; result.json stays as it was at its end."""
     answer = _answer(standing)
     run, result = standing.run, standing.result
@@ -249,7 +249,7 @@ def _stop_what_it_left(paths: RunPaths, standing: Standing, grace_s: float, tell
     known = recorded(paths.tree)
 
     def find() -> List[Stat]:
-        return find_members(result["run_id"], known, cgroup=cgroup.path if cgroup else None)
+        return find_members(paths.folder, known, cgroup=cgroup.path if cgroup else None)
 
     if result["gpus_clean"] is True and not find():
         return answer
@@ -270,7 +270,7 @@ def _stop_what_it_left(paths: RunPaths, standing: Standing, grace_s: float, tell
             leftovers.append({"path": run["cgroup"], "reason": problem})
         clean, evidence = prove_end(baseline, known, len(stopped.leftovers), unremoved or hidden)
         for path in baseline.leases:
-            problem = clear_record(path, result["run_id"], clean is True)
+            problem = clear_record(path, result["run_id"], workdir, clean is True)
             if problem:
                 leftovers.append({"path": path, "reason": problem})
     message = "%s; what it had left was looked at again: %s" % (result["message"], evidence)

@@ -307,7 +307,7 @@ class Supervisor:
 
     def _find(self) -> List[Any]:
         cgroup = self._cgroup.path if self._cgroup else None
-        found = find_members(self._plan["run_id"], self._tree.known, os.getpid(), cgroup=cgroup)
+        found = find_members(self._paths.folder, self._tree.known, os.getpid(), cgroup=cgroup)
         self._tree.note(found)
         return found
 

@@ -61,8 +61,10 @@ def record_fault(record: Dict[str, Any], kind: str) -> Optional[Fault]:
 
 def json_error(error: Exception, text: str) -> str:
     """Return what json said of a text, and where in it: the lines that it counts are not those of the file."""
-    if not isinstance(error, json.JSONDecodeError):
+    if isinstance(error, RecursionError):
         return "nested too deeply, at some place"
+    if not isinstance(error, json.JSONDecodeError):  # a number of thousands of digits
+        return "%s, at some place" % str(error).partition(":")[0]
     ends = ", the end," if error.pos >= len(text) else ""
     return "%s at column %d%s" % (error.msg, error.pos + 1, ends)
 

@@ -18,7 +18,7 @@ from remote_payload.host.clear import clear
 from remote_payload.host.errors import HostError
 from remote_payload.host.finish import read_baseline
 from remote_payload.host.layout import OUTPUT_LEDGER, RUN_ID, Layout, RunPaths
-from remote_payload.host.lease import lease_folder, list_leases
+from remote_payload.host.lease import is_of, lease_folder, list_leases
 from remote_payload.host.leftovers import delete_shm, find_shm
 from remote_payload.host.listing import scan
 from remote_payload.host.liveness import boot_seconds, read_readings, user_name
@@ -79,14 +79,15 @@ def make_plan(workdir: str, lease_dir: Optional[str], outputs: List[Dict[str, An
     """Return what can be cleared up, the processes before the files that they may hold."""
     layout = Layout(workdir)
     names = sorted(os.listdir(layout.runs)) if os.path.isdir(layout.runs) else []
-    leased = leased_runs(lease_dir)
+    leases = list_leases(lease_folder(lease_dir, create=False))
     actions: List[Action] = []
     standings: Dict[str, Standing] = {}
     for run_id in (name for name in names if RUN_ID.fullmatch(name)):
         paths = layout.run(run_id)
         try:
             standings[run_id] = judge_run(paths)
-            actions += left_by_run(run_id, paths, standings[run_id], leased)
+            leased = any(is_of(lease, run_id, workdir) for lease in leases)
+            actions += left_by_run(run_id, paths, standings[run_id], leased=leased)
         except (OSError, ValueError, KeyError, TypeError):
             continue  # damaged records prove nothing, so nothing of such a run is touched; `ps` shows it
     actions += [found for output in outputs for found in _of_output(output, workdir, standings)]
@@ -108,7 +109,7 @@ def perform(action: Action, workdir: str) -> str:
         return "run %s is %s: %s; GPUs clean: %s" % (action["run_id"], done["state"], killed, done["gpus_clean"])
     if action["kind"] == "kill":
         known = _known(paths)
-        report = stop_members(lambda: find_members(action["run_id"], known), GRACE_S, reap_adopted)
+        report = stop_members(lambda: find_members(paths.folder, known), GRACE_S, reap_adopted)
         if report.leftovers:
             reasons = ", ".join("%(pid)d: %(reason)s" % item for item in report.leftovers)
             raise HostError("not-killed", "%d processes live on" % len(report.leftovers), reasons)
@@ -138,8 +139,8 @@ def _action(kind: str, run_id: str, why: str, **fields: Any) -> Action:
     return {**blank, **fields}
 
 
-def left_by_run(run_id: str, paths: RunPaths, standing: Standing, leased: Set[str]) -> List[Action]:
-    """Return what clears up the processes, shared memory and lease (of `leased`) that a run left."""
+def left_by_run(run_id: str, paths: RunPaths, standing: Standing, leased: bool) -> List[Action]:
+    """Return what clears up the processes and shared memory that a run left, and its lease, if it is `leased`."""
     run = standing.run
     if run is None or standing.state not in (RunState.ORPHANED, RunState.LOST, RunState.FINISHED):
         return []
@@ -147,11 +148,11 @@ def left_by_run(run_id: str, paths: RunPaths, standing: Standing, leased: Set[st
         return []
     members = [
         {"pid": member.pid, "comm": member.comm, "start_ticks": member.start_ticks}
-        for member in find_members(run_id, _known(paths))
+        for member in find_members(paths.folder, _known(paths))
     ]
     files = _shm_of(paths, run)
     if standing.state is not RunState.FINISHED:
-        if members or files or run_id in leased:
+        if members or files or leased:
             return [_action("stop", run_id, standing.evidence, processes=members, files=files)]
         return []
     actions = []
@@ -220,9 +221,3 @@ def _known(paths: RunPaths) -> Set[Key]:
     """Return the recorded descendants; none after a reboot, when the same pids may be anybody's."""
     run = judge_run(paths).run
     return recorded(paths.tree) if run and run["supervisor"]["boot"] == read_readings().boot else set()
-
-
-def leased_runs(lease_dir: Optional[str]) -> Set[str]:
-    """Return the runs whose lease was not given back."""
-    folder = lease_folder(lease_dir, create=False)
-    return {str(lease.get("run_id")) for lease in list_leases(folder)}

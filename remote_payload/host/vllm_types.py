@@ -24,7 +24,11 @@ NEVER_IN_TOML = ("torch.dtype",)
 DEPTH = 8
 """Aliases of a type, and methods that call methods, that are followed."""
 
-CONDITIONAL = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+BRANCHES = (ast.If, ast.For, ast.While, ast.Try)
+CONDITIONAL = (
+    ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.FunctionDef,
+)  # fmt: skip
+"""What is below one of these may not happen."""
 
 
 class _Passed(NamedTuple):
@@ -79,7 +83,7 @@ def _calls_of(source: VllmSource, arguments: Found, method: str, depth: int) -> 
     if made is None or isinstance(made.node, ast.ClassDef) or depth > DEPTH:
         return
     for statement in made.node.body:
-        if isinstance(statement, (ast.If, ast.For, ast.While, ast.Try)):
+        if any(isinstance(child, BRANCHES) for child in ast.walk(statement)):  # itself, or what a `with` holds
             if any(isinstance(child, ast.Return) for child in ast.walk(statement)):
                 return  # what follows may not be reached
             continue

@@ -133,9 +133,9 @@ sys.exit(7)
     ]
     launch.run(site.host.context(), run.plan, {})
     thread = run.watch_in_background()
-    wait_until((run.output / "worker2").exists, "the tree stands")
-    wait_until((run.output / victim).exists, "the victim stands")
-    pids = [int((run.output / name).read_text()) for name in ("driver", "core", "worker", "worker2")]
+    tree = [run.output / name for name in ("driver", "core", "worker", "worker2")]
+    wait_until(lambda: all(path.exists() for path in tree), "the tree stands")
+    pids = [int(path.read_text()) for path in tree]
     os.kill(int((run.output / victim).read_text()), signal.SIGKILL)
     outcome = run.finish(thread)
     assert (outcome.state, outcome.end_reason) == ("finished", "job-failed")

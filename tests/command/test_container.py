@@ -124,7 +124,7 @@ def test_docker_is_removed_by_name_and_leaves_the_gpus_unknown(
     assert not list(folder.glob("container-*"))
     words = (folder / "argv").read_text().split("\n")[:-1]
     assert words[-5:] == ["vllm/vllm-openai:v0.24.0", "python", "train.py", "--lr", "1"]
-    assert words[words.index("--name") + 1] == f"ctl-{plan['run_id']}"
+    assert words[words.index("--name") + 1] == container.name_of(host.paths(plan).folder)
     assert words[words.index("--workdir") + 1] == f"{host.outputs}/o"
     passed = {words[number + 1] for number, word in enumerate(words) if word == "--env"}
     assert {"API_TOKEN", "HOW_LONG", "CTL_RUN_ID", "CTL_RUN_DIR", "PYTHONPATH"} <= passed
@@ -148,6 +148,14 @@ def test_a_container_that_could_not_be_removed_is_not_forgotten_for_a_log_that_w
     )  # fmt: skip
     assert (done.clean, done.evidence) == ("unknown", "the container may still run")
     assert [left["reason"] for left in done.leftovers] == ["the container may still run"]
+
+
+def test_runs_of_the_same_id_in_two_workdirs_have_containers_of_two_names(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("a")
+    named = {at: container.name_of(Layout(str(tmp_path / at)).run("20260101-000000-000000").folder) for at in "ab"}
+    assert named["a"] != named["b"]
+    assert named["a"].startswith("ctl-20260101-000000-000000-")
+    assert container.name_of(str(tmp_path / "link/runs/20260101-000000-000000")) == named["a"]
 
 
 def test_gpus_are_named_as_each_runtime_wants_them(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def nothing_is_left(run: Extraction, tree: dict[int, Stat], shm: set[str], ended
     assert left_by_the_run(ended) == []
     now = snapshot()
     assert not [stat for pid, stat in tree.items() if pid in now and now[pid].start_ticks == stat.start_ticks]
-    assert find_members(run.run_id, {(stat.pid, stat.start_ticks) for stat in tree.values()}) == []
+    assert find_members(str(run.folder), {(stat.pid, stat.start_ticks) for stat in tree.values()}) == []
     assert shm, "a vLLM of two ranks shares memory, or the test proves nothing"
     assert not shm & set(list_shm())
     assert run.project.json("ps", "--host", "demo")["leases"] == []

@@ -75,6 +75,10 @@ def test_every_refused_record_is_named_by_index_and_line(tmp_path: Path) -> None
         (b'{"input_ids": [1, 2]', "not JSON: Expecting ',' delimiter at column 21, the end, of the line"),
         (b'{"input_ids" [1]}', "not JSON: Expecting ':' delimiter at column 14 of the line"),
         (b"[" * 100_000, "not JSON: nested too deeply, at some place of the line"),
+        (
+            b'{"input_ids": [' + b"1" * 5000 + b"]}",
+            "not JSON: Exceeds the limit (4300 digits) for integer string conversion, at some place of the line",
+        ),
         (b'{"other": 1}', "no input_ids, messages or conversations in it"),
         (
             b'{"messages": "[1,\\n2"}',

@@ -109,7 +109,7 @@ def test_the_cgroup_finds_the_job_after_the_supervisors_death(mounted: Path, use
     cgroup = host.read(paths.run)["cgroup"]
     host.kill_supervisor(paths)
     os.remove(paths.tree)  # not even a record
-    assert hidden in [member.pid for member in find_members(plan["run_id"], set(), cgroup=cgroup)]
+    assert hidden in [member.pid for member in find_members(paths.folder, set(), cgroup=cgroup)]
     assert host.state(plan)["state"] == "orphaned"
     answer = host.ask("stop", {"run_id": plan["run_id"], "grace_s": 0.5, "force": False})
     assert answer["end_reason"] == "stopped"

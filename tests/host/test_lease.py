@@ -82,10 +82,12 @@ def test_after_an_unclean_end_only_proof_gives_the_lease_away(folder: str) -> No
     assert refused.value.end_reason == "lease-dirty"
     assert "GPU-1 uses 900 MiB" in str(refused.value)
 
-    environ = {**os.environ, "CTL_RUN_ID": FIRST}
+    environ = {**os.environ, "CTL_RUN_ID": FIRST, "CTL_RUN_DIR": f"/w/runs/{FIRST}"}
     survivor = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], env=environ)
     with pytest.raises(LeaseRefused, match=f"its processes live: {survivor.pid}"):
         take(folder, ["host"], claim(SECOND), lambda: None)
+    with pytest.raises(LeaseRefused, match=f"its processes live: {survivor.pid}"):
+        take(folder, ["host"], claim(FIRST)._replace(workdir="/elsewhere"), lambda: None)
     survivor.kill()
     survivor.wait()
     take(folder, ["host"], claim(SECOND), lambda: None).release(clean=True)
@@ -110,15 +112,16 @@ def test_a_dirty_release_is_listed_until_it_is_cleared(folder: str) -> None:
     lease.release(clean=False)
     (row,) = list_leases(folder)
     assert (row["resource"], row["state"], row["run_id"], row["alive"]) == ("host", "dirty", FIRST, "dead")
-    assert clear_record(path, SECOND, clean=True) is None
+    assert clear_record(path, SECOND, "/w", clean=True) is None
+    assert clear_record(path, FIRST, "/elsewhere", clean=True) is None
     assert list_leases(folder), "the record of another run is left alone"
-    assert clear_record(path, FIRST, clean=True) is None
+    assert clear_record(path, FIRST, "/w", clean=True) is None
     assert list_leases(folder) == []
 
 
 def test_a_held_lease_cannot_be_cleared(folder: str) -> None:
     lease = take(folder, ["host"], claim(FIRST), lambda: None)
-    assert "held by run" in str(clear_record(lease.paths[0], FIRST, clean=True))
+    assert "held by run" in str(clear_record(lease.paths[0], FIRST, "/w", clean=True))
     lease.release(clean=True)
 
 

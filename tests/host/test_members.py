@@ -16,17 +16,20 @@ from support.hostrun import wait_until
 from remote_payload.host.children import Command, CommandFailed
 from remote_payload.host.liveness import read_stat
 from remote_payload.host.members import (
+    FOLDER_ENV,
     HELPER_ENV,
+    RUN_ENV,
     Tree,
     find_descendants,
     find_members,
+    is_of_run,
     read_environ,
     recorded,
-    runs_alive,
     stop_members,
 )
 
 RUN = "20260101-000000-cccccc"
+FOLDER = f"/srv/ctl/runs/{RUN}"
 
 
 class Zoo:
@@ -41,7 +44,7 @@ class Zoo:
         return process
 
     def find(self) -> list[int]:
-        return [member.pid for member in find_members(RUN, set())]
+        return [member.pid for member in find_members(FOLDER, set())]
 
     def reap(self) -> None:
         for process in self.processes:
@@ -77,14 +80,14 @@ time.sleep(120)
     tree.note([stat])
     tree.note([stat])
 
-    found = find_members(RUN, recorded(str(tmp_path / "tree.jsonl")))
+    found = find_members(FOLDER, recorded(str(tmp_path / "tree.jsonl")))
     assert {marked.pid, bare.pid} < {member.pid for member in found}
     assert [member.comm for member in found if member.ppid == marked.pid] == ["sleep"]
     assert stranger.pid not in {member.pid for member in found}
     assert len((tmp_path / "tree.jsonl").read_text().splitlines()) == 1
     reused = {(bare.pid, stat.start_ticks - 1)}
-    assert bare.pid not in {member.pid for member in find_members(RUN, reused)}
-    assert stop_members(lambda: find_members(RUN, tree.known), 5.0, zoo.reap).leftovers == []
+    assert bare.pid not in {member.pid for member in find_members(FOLDER, reused)}
+    assert stop_members(lambda: find_members(FOLDER, tree.known), 5.0, zoo.reap).leftovers == []
 
 
 def test_helpers_are_no_members_though_they_descend_from_the_supervisor(zoo: Zoo) -> None:
@@ -111,7 +114,7 @@ while True:
     stranger = zoo.start()
     assert member.stdout is not None
     member.stdout.readline()
-    report = stop_members(lambda: find_members(RUN, set()), 0.3, zoo.reap)
+    report = stop_members(lambda: find_members(FOLDER, set()), 0.3, zoo.reap)
     assert report.leftovers == []
     assert zoo.find() == []
     assert {item["signal"] for item in report.killed} == {"SIGTERM", "SIGKILL"}
@@ -123,7 +126,7 @@ def test_no_grace_means_kill_at_once(zoo: Zoo) -> None:
     code = "import signal, sys; signal.signal(signal.SIGTERM, lambda *a: sys.exit(0)); signal.pause()"
     member = zoo.start(code, CTL_RUN_ID=RUN)
     wait_until(lambda: zoo.find() == [member.pid], "the member is seen")
-    report = stop_members(lambda: find_members(RUN, set()), 0.0, zoo.reap)
+    report = stop_members(lambda: find_members(FOLDER, set()), 0.0, zoo.reap)
     assert [item["signal"] for item in report.killed] == ["SIGKILL"]
     assert member.wait(timeout=30) == -signal.SIGKILL
 
@@ -142,11 +145,37 @@ def test_what_cannot_be_killed_is_reported_with_its_reason() -> None:
     ]
 
 
-def test_all_runs_are_found_in_one_pass(zoo: Zoo) -> None:
-    other = RUN.replace("c", "e")
-    pids = {run: zoo.start(CTL_RUN_ID=run).pid for run in (RUN, other)}
-    wait_until(lambda: set(pids) <= set(runs_alive()), "both are seen")
-    assert {run: [m.pid for m in runs_alive()[run]] for run in pids} == {run: [pid] for run, pid in pids.items()}
+def test_a_run_of_another_workdir_with_the_same_id_is_left_alone(zoo: Zoo, tmp_path: Path) -> None:
+    ours, theirs = (str(tmp_path / name / "runs" / RUN) for name in ("ours", "theirs"))
+    member = zoo.start(**{RUN_ENV: RUN, FOLDER_ENV: ours})
+    other = zoo.start(**{RUN_ENV: RUN, FOLDER_ENV: theirs})
+    for folder, process in ((ours, member), (theirs, other)):
+        wait_until(lambda f=folder, p=process: [m.pid for m in find_members(f, set())] == [p.pid], "its own is found")
+    assert stop_members(lambda: find_members(ours, set()), 5.0, zoo.reap).leftovers == []
+    assert member.wait(timeout=30) == -signal.SIGTERM
+    assert other.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({RUN_ENV: RUN, FOLDER_ENV: "work/runs/RUN"}, True),
+        ({RUN_ENV: RUN, FOLDER_ENV: "work/runs/RUN/rehearsal/run"}, True),
+        ({RUN_ENV: RUN, FOLDER_ENV: "link/runs/RUN"}, True),
+        ({RUN_ENV: RUN}, True),
+        ({RUN_ENV: RUN, FOLDER_ENV: ""}, True),
+        ({RUN_ENV: RUN, FOLDER_ENV: "other/runs/RUN"}, False),
+        ({RUN_ENV: RUN, FOLDER_ENV: "work/runs/RUN2"}, False),
+        ({RUN_ENV: RUN + "2", FOLDER_ENV: "work/runs/RUN"}, False),
+        ({FOLDER_ENV: "work/runs/RUN"}, False),
+    ],
+)
+def test_id_and_folder_say_whose_an_environment_is(tmp_path: Path, environ: dict[str, str], expected: bool) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "link").symlink_to("work")
+    if environ.get(FOLDER_ENV):
+        environ = {**environ, FOLDER_ENV: str(tmp_path / environ[FOLDER_ENV].replace("RUN", RUN))}
+    assert is_of_run(environ, str(tmp_path / "work" / "runs" / RUN)) is expected
 
 
 def test_a_hung_command_is_left_behind_and_not_stacked(tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ def change(host: HostRun, path: str, **fields: Any) -> None:
     write(path, {**host.read(path), **fields})
 
 
-def lease(folder: Path, run_id: str = RUN, **process: Any) -> None:
-    record = {"run_id": run_id, "uid": os.getuid(), "user": user_name(os.getuid()), "state": "dirty"}
-    write(folder / "host.lock", {**record, "process": dead(**process)})
+def lease(folder: Path, workdir: Path, run_id: str = RUN, **process: Any) -> None:
+    owner = {"run_id": run_id, "workdir": str(workdir), "uid": os.getuid(), "user": user_name(os.getuid())}
+    write(folder / "host.lock", {**owner, "state": "dirty", "process": dead(**process)})
 
 
 def end_without(name: str) -> Callable[[HostRun, RunPaths], None]:
@@ -73,7 +73,7 @@ def unreadable_plan(host: HostRun, paths: RunPaths) -> None:
 def own_lease_dir(host: HostRun, paths: RunPaths) -> None:
     plan = host.read(paths.plan)
     write(paths.plan, {**plan, "host": {**plan["host"], "lease_dir": str(host.folder / "own")}})
-    lease(host.folder / "own")
+    lease(host.folder / "own", host.workdir)
 
 
 CASES: dict[str, tuple[Callable[[HostRun, RunPaths], Any], str]] = {
@@ -96,7 +96,7 @@ CASES: dict[str, tuple[Callable[[HostRun, RunPaths], Any], str]] = {
     "another namespace": (
         lambda host, paths: change(host, paths.run, supervisor=dead(pidns=1)), "cannot be judged from here: process",
     ),
-    "lease": (lambda host, paths: lease(host.lease_dir), "its lease was not given back"),
+    "lease": (lambda host, paths: lease(host.lease_dir, host.workdir), "its lease was not given back"),
     "lease elsewhere": (own_lease_dir, "its lease was not given back"),
     "lease not readable": (lambda host, paths: os.makedirs(host.lease_dir / "GPU-1.lock"), "lease of GPU-1 cannot"),
     "lease folder not safe": (

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.probing import quiet
 
+from remote_payload.host import broken
 from remote_payload.host.broken import probe_broken
 from remote_payload.host.model_keys import compare_keys, empty_layers
 from remote_payload.host.probe_data import probe_data
@@ -265,5 +268,18 @@ class TestData:
         assert malformed["why"].startswith("not JSON: Expecting property name")
         assert probe_broken(str(path), "tokens", 1) == {"lines": 1, "whole": True, "faults": []}
         assert sum(each["count"] for each in probe_broken(str(path), "auto", None)["faults"]) == 21
-        path.write_bytes(good * 1000)
-        assert probe_broken(str(path), "auto", None, seconds=-1.0) == {"lines": 255, "whole": False, "faults": []}
+
+    def test_a_look_for_broken_lines_ends_in_time_however_long_they_are(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path, good = tmp_path / "data.jsonl", b'{"input_ids": [1]}\n'
+        ticks = itertools.count()
+        monkeypatch.setattr(broken, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+        path.write_bytes(good * 10)
+        assert probe_broken(str(path), "auto", None, seconds=3.5) == {"lines": 3, "whole": False, "faults": []}
+        monkeypatch.setattr(broken, "LINE_LIMIT", 64)
+        path.write_bytes(good + b"x" * 64_000 + b"\n" + good)
+        ticks = itertools.count()
+        found = probe_broken(str(path), "auto", None, seconds=5.5)
+        assert (found["lines"], found["whole"], found["faults"][0]["code"]) == (2, False, "over-long")
+        assert next(ticks) < 10

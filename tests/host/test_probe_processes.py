@@ -45,7 +45,8 @@ class TestProcesses:
         (tmp_path / "vllm").mkdir()
         (tmp_path / "vllm" / "__main__.py").write_text("import time; time.sleep(600)")
         argv = [sys.executable, "-m", "vllm", "serve"]
-        pid = start(argv, CTL_RUN_ID="20261129-120000-abcdef", PYTHONPATH=str(tmp_path))
+        of_run = {"CTL_RUN_ID": "20261129-120000-abcdef", "PYTHONPATH": str(tmp_path)}
+        pid = start(argv, **of_run, CTL_RUN_DIR=str(tmp_path / "its own" / "runs" / of_run["CTL_RUN_ID"]))
         reader = start(["tail", "-f", "/dev/null", "--pid", str(os.getpid())])
         # A pid without a process stands for the probe: this test's own children are not to be left out.
         records = probed([], 2**22 + 1, sys.executable, str(tmp_path / workdir))["vllm"]
@@ -60,6 +61,9 @@ class TestProcesses:
         odd = start(argv, CTL_RUN_ID="../..", PYTHONPATH=str(tmp_path))
         again = probed([], 2**22 + 1, sys.executable, str(tmp_path / workdir))["vllm"]
         assert [record["run_here"] for record in again if record["pid"] == odd] == [False]
+        same = start(argv, **of_run, CTL_RUN_DIR=str(tmp_path / "a third" / "runs" / of_run["CTL_RUN_ID"]))
+        again = probed([], 2**22 + 1, sys.executable, str(tmp_path / workdir))["vllm"]
+        assert [record["run_here"] for record in again if record["pid"] == same] == [False]
 
     def test_leaves_out_the_probe_its_children_and_ancestors(self, start: Any, tmp_path: Path) -> None:
         (tmp_path / "vllm").write_text("import time; time.sleep(600)")

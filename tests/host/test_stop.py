@@ -14,10 +14,13 @@ import pytest
 from support import fuse
 from support.hostrun import HostRun, left_by_the_run, wait_until
 
+from remote_payload.host import stop as stop_module
+from remote_payload.host.finish import STOPPING
 from remote_payload.host.framing import pack_frame
 from remote_payload.host.journal import EventWriter
-from remote_payload.host.liveness import Liveness, judge
-from remote_payload.host.members import read_environ
+from remote_payload.host.layout import Layout
+from remote_payload.host.liveness import Liveness, identity, judge
+from remote_payload.host.members import FOLDER_ENV, RUN_ENV, read_environ
 from remote_payload.host.start import hold_start_lock
 
 READY = "import os, signal, subprocess, sys, time\n"
@@ -108,10 +111,15 @@ def test_stop_of_an_ended_run_ends_what_it_left(host: HostRun) -> None:
     plan = host.plan(host.python("pass"))
     host.run(plan)
     assert stop(host, plan)["killed"] == []
-    left = subprocess.Popen(["sleep", "300"], env={**os.environ, "CTL_RUN_ID": plan["run_id"]})
+    ours, theirs = (Layout(workdir).run(plan["run_id"]).folder for workdir in (str(host.workdir), "/srv/theirs"))
+    left, same_id = (
+        subprocess.Popen(["sleep", "300"], env={**os.environ, RUN_ENV: plan["run_id"], FOLDER_ENV: folder})
+        for folder in (ours, theirs)
+    )
     stranger = subprocess.Popen(["sleep", "300"])
     try:
-        wait_until(lambda: read_environ(left.pid), "it was executed")
+        for process in (left, same_id):
+            wait_until(lambda p=process: FOLDER_ENV in (read_environ(p.pid) or {}), "it was executed")
         reaper = threading.Thread(target=left.wait)
         reaper.start()
         answer = stop(host, plan)
@@ -119,9 +127,9 @@ def test_stop_of_an_ended_run_ends_what_it_left(host: HostRun) -> None:
         assert (answer["end_reason"], answer["gpus_clean"]) == ("succeeded", True)
         assert answer["killed"] == [{"pid": left.pid, "comm": "sleep", "signal": "SIGTERM"}]
         assert left.returncode == -signal.SIGTERM
-        assert stranger.poll() is None
+        assert (same_id.poll(), stranger.poll()) == (None, None)
     finally:
-        for process in (left, stranger):
+        for process in (left, same_id, stranger):
             process.kill()
             process.wait()
 
@@ -159,6 +167,24 @@ def test_a_stop_goes_on_when_nobody_listens_any_more(host: HostRun) -> None:
     assert host.result(paths)["end_reason"] == "stopped"
     assert judge(job)[0] is Liveness.DEAD
     asked.wait(30)
+
+
+def test_what_a_supervisor_says_last_is_told_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says it, and writes its result, just as somebody looks whether that is there."""
+    paths = Layout(str(tmp_path)).run("20260101-000000-abcdef")
+    supervisor = EventWriter(paths.events, "supervisor", "20260101-000000-abcdef", "box")
+    exists, told = os.path.exists, list[str]()
+
+    def look(path: str) -> bool:
+        if path == paths.result and not exists(path):
+            supervisor.emit("notice", level="info", code=STOPPING, text="the last word")
+            Path(paths.result).write_text("{}")
+        return exists(path)
+
+    monkeypatch.setattr(os.path, "exists", look)
+    monkeypatch.setattr(stop_module, "send_signal", lambda *_: True)
+    assert stop_module._ask_supervisor(paths, identity(os.getpid()), 1.0, False, told.append)
+    assert told == ["its supervisor has been asked to stop it", "the last word"]
 
 
 def test_force_needs_no_grace(host: HostRun) -> None:

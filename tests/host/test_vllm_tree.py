@@ -71,7 +71,7 @@ def test_engine_core_and_workers_are_found_and_ended_after_the_supervisors_death
     assert standing["state"] == "orphaned"
     # By the environment alone: without record, cgroup or a living supervisor.
     os.rename(paths.tree, paths.tree + ".away")
-    assert set(tree) <= {member.pid for member in find_members(run_id, set())}
+    assert set(tree) <= {member.pid for member in find_members(paths.folder, set())}
     os.rename(paths.tree + ".away", paths.tree)
 
     answer = host.ask("stop", {"run_id": run_id, "grace_s": 5, "force": False})

@@ -179,6 +179,9 @@ def test_a_class_that_sees_the_value_first_leaves_it_open(tmp_path: Path, valida
         {"before": "self.one = int(self.one)"},
         {"before": "if self.two is None: self.one = 8"},
         {"before": "if self.two: return None"},
+        {"before": "with self.two:\n            if self.two: return None"},
+        {"before": "with self.two:\n            if self.two: PartConfig(one=self.one)", "made": "None"},
+        {"before": "def make(): PartConfig(one=self.one)", "made": "None"},
         {"decorator": "@some.dataclass"},
         {"decorator": "@config"},
     ],
@@ -187,7 +190,15 @@ def test_what_does_not_reach_pydantic_as_it_is_is_left_open(tmp_path: Path, chan
     assert read(tmp_path, **changes) is None
 
 
-@pytest.mark.parametrize("before", ["if self.one is None: self.one = 8", "if self.two: print(self.one)"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        "if self.one is None: self.one = 8",
+        "if self.two: print(self.one)",
+        "with self.two: print(self.one)",
+        "with self.two:\n            if self.two: print(self.one)",
+    ],
+)
 def test_a_default_of_vllms_own_leaves_a_given_value_alone(tmp_path: Path, before: str) -> None:
     assert read(tmp_path, before=before) is not None
 

@@ -103,5 +103,5 @@ def test_a_stop_that_never_ends_is_given_up(host: StubHost) -> None:
     (payload / "remote_payload" / "host" / "main.py").write_text("import time\ntime.sleep(300)\n")
     heard = Heard()
     with pytest.raises(ConnectionLost, match="did not end on the host"):
-        host.context().call_telling("stop", {}, tell=heard.doing, idle=heard.waiting, idle_s=0.1, timeout=0.5)
+        host.context().call_telling("stop", {}, tell=heard.doing, idle=heard.waiting, idle_s=0.1, timeout=2.0)
     assert heard.waits >= 3

@@ -11,7 +11,7 @@ import pytest
 from support.hostrun import wait_until
 from support.stubhost import StubHost
 
-from controller.core.errors import RemoteFailed
+from controller.core.errors import ConnectionFailed, RemoteFailed
 from controller.core.events import Event
 from controller.stages import launch, watch
 from controller.stages.mirror import Mirror, MirrorError
@@ -134,6 +134,15 @@ def test_patience_ends_without_a_word_about_the_run(host: StubHost, mirror: Mirr
     outcome = watch.run(host.context(), RUN, mirror, on_event=lambda _: None, on_log=lambda _: None, patience_s=1)
     assert (outcome.ended, outcome.state) == (False, "unknown")
     assert [fields["status"] for kind, fields in host.events if kind == "contact"][-1] == "lost"
+
+
+def test_a_look_that_did_not_bring_all_is_no_look(host: StubHost, mirror: Mirror) -> None:
+    launch.run(host.context(), host.plan(RUN, "/bin/true"), {})
+    host.transport.unreachable = 1000
+    with pytest.raises(ConnectionFailed, match="unreachable"):
+        watch.run(
+            host.context(), RUN, mirror, on_event=lambda _: None, on_log=lambda _: None, patience_s=0, follow=False
+        )
 
 
 def test_what_went_over_the_log_cap_is_told_in_its_place(host: StubHost, mirror: Mirror) -> None:

@@ -22,7 +22,7 @@ from remote_payload.host.children import MAIN
 from remote_payload.host.framing import pack_frame
 from remote_payload.host.layout import Layout, RunPaths
 from remote_payload.host.liveness import Liveness, judge, send_signal
-from remote_payload.host.members import runs_alive
+from remote_payload.host.members import find_marked, snapshot
 from remote_payload.host.protocol import WIRE, parse_confirmation
 
 DEADLINE_S = 60.0
@@ -227,7 +227,7 @@ class HostRun:
                     wait_until(lambda cgroup=cgroup: Cgroup(cgroup).remove() is None, "the cgroup is removed")
 
     def _kill(self, run_id: str) -> bool:
-        members = runs_alive().get(run_id, [])
+        members = find_marked(Layout(str(self.workdir)).run(run_id).folder, snapshot())
         for member in members:
             send_signal(member.pid, member.start_ticks, signal.SIGKILL)
         return bool(members)
