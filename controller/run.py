@@ -15,7 +15,7 @@ from controller.core.endings import end_error
 from controller.core.errors import CtlError, UsageError
 from controller.core.events import Event
 from controller.core.usage import usage
-from controller.diagnosis import view_of, with_triage
+from controller.diagnosis import lost_summary, view_of, with_triage, written_samples
 from controller.documents import Ledger, Summary
 from controller.localdisk import copying
 from controller.recorded import events as recorded_events
@@ -127,6 +127,8 @@ class Run:
             return "finished"
         if self._outcome is not None:
             return self._outcome.state
+        if self._folder.is_lost:
+            return RunState.LOST.value
         record = self._folder.read("run.json")
         return str(record["state"]) if record else self._confirmed
 
@@ -141,11 +143,13 @@ class Run:
 
     @property
     def summary(self) -> Summary | None:
-        """The run's summary.json once it has ended, else None.
+        """The run's summary.json once it has ended, else None; of a lost run what its copy here says.
 
         `triage` (see `diagnosis`), `gpu_hours` and `cost` (see `core.usage`) are added here.
         """
-        document = self._folder.read("summary.json")
+        # Of a lost run the document here is ours, and older than what a later look copied.
+        lost = self.state == RunState.LOST.value
+        document = lost_summary(self._folder) if lost else self._folder.read("summary.json")
         if document is not None and self._summary is None:
             used = usage(
                 self._folder.read("plan.json"),
@@ -302,7 +306,8 @@ class Run:
         cause = (self.summary or Summary()).get("triage") or {}
         problem = cause if cause.get("known") else self.problem
         last = last_words(view_of(self._folder)) if self.state == RunState.LOST.value else ""
-        return end_error(self.id, self.state, self._folder.read("result.json"), problem, last)
+        result = self._folder.read("result.json")
+        return end_error(self.id, self.state, result, problem, last=last, written=written_samples(self.summary))
 
     def close(self) -> None:
         """Close the connection; the run goes on."""

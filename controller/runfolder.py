@@ -27,6 +27,7 @@ from controller.history import entries
 from controller.private import private, write_private
 from controller.stages.mirror import LOCAL_EVENTS, Mirror
 from remote_payload.host.layout import RUN_ID, check_run_id
+from remote_payload.host.protocol import RunState
 
 LOCAL_SCHEMA = 1
 
@@ -52,6 +53,16 @@ class RunFolder:
     def launched(self) -> bool:
         """Whether a host has this run, or may have it."""
         return (self.read("local.json") or {}).get("status") in ("launched", "unknown")
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the host's last word was that the run is lost: a watch has noted so in its summary here."""
+        return (self.read("summary.json") or {}).get("state") == RunState.LOST.value
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the end of the run was seen here."""
+        return self.read("result.json") is not None or self.is_lost
 
     @property
     def kind(self) -> str | None:
@@ -223,7 +234,7 @@ def last_run(runs_dir: Path, kind: str | None = None) -> RunFolder | None:
 
 def going_on(runs_dir: Path) -> list[RunFolder]:
     """Return the runs of a folder that were launched and whose end was not seen here, oldest first."""
-    return [run for run in list_runs(runs_dir) if run.launched and run.read("result.json") is None]
+    return [run for run in list_runs(runs_dir) if run.launched and not run.is_over]
 
 
 def find_run(runs_dir: Path, run_id: str | None, *, kind: str | None = None) -> RunFolder:

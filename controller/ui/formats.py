@@ -236,9 +236,22 @@ def ending_of(end_reason: str) -> Ending:
     return Ending.WELL if end_reason == EndReason.SUCCEEDED.value else Ending.BADLY
 
 
+def summary_end(summary: Mapping[str, Any]) -> tuple[str, Ending]:
+    """Return how a run ended as its summary says, in words and in what that means; of a lost one that it is lost."""
+    reason = summary.get("end_reason")
+    if reason is None:
+        return state_word(str(summary.get("state") or UNKNOWN)), Ending.BADLY
+    return end_text(str(reason)), ending_of(str(reason))
+
+
 def ending_css(end_reason: str) -> str:
     """Return the class of the same in HTML."""
-    return {Ending.WELL: "good", Ending.STOPPED: "warn", Ending.BADLY: "bad"}[ending_of(end_reason)]
+    return css_of(ending_of(end_reason))
+
+
+def css_of(ending: Ending) -> str:
+    """Return the class of what an end means."""
+    return {Ending.WELL: "good", Ending.STOPPED: "warn", Ending.BADLY: "bad"}[ending]
 
 
 def last_stage_text(end_reason: str, stage: Mapping[str, Any] | None) -> str:

@@ -55,6 +55,8 @@ def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     unfinished = summary.get("kind") == "extract" and reason != EndReason.SUCCEEDED.value
     if doing := last_stage_text(reason, summary.get("last_stage")):
         yield "while", text(doing)
+    if summary.get("last_seen"):
+        yield "last seen", text(summary["last_seen"])
     if isinstance(samples, Mapping):
         line = Text(f"{count_text(samples.get('written'))} of {count_text(samples.get('expected'))} written")
         for name in ("skipped", "failed", "missing"):
