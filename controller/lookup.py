@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -17,6 +18,11 @@ from controller.run import Run, Sink, load_plan
 from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run, matching
 from controller.stages.base import Context
 from controller.workspace import Workspace, load_workspace
+
+HANDOVER_S = 10.0
+"""A watch ends a moment after its run has; one that is without contact for longer than this is not waited for."""
+
+HANDOVER_POLL_S = 0.1
 
 
 def open_run(
@@ -85,13 +91,22 @@ def _refuse_other_host(config: Config, run_id: str, named: str, record: Mapping[
         )
 
 
-def copy_what_is_new(run: Run) -> None:
-    """Bring the local copy up to date, unless another process of this workstation does so all the time."""
-    try:
-        run.watch(follow=False)
-    except UsageError as error:
-        if error.code != ALREADY_WATCHED:
-            raise
+def copy_what_is_new(run: Run, *, over: bool = False) -> None:
+    """Bring the local copy up to date, unless another process of this workstation does so all the time.
+
+    Of a run that is `over` that one is waited for, for at most HANDOVER_S seconds: it is about to end.
+    """
+    deadline = time.monotonic() + (HANDOVER_S if over else 0.0)
+    while True:
+        try:
+            run.watch(follow=False)
+            return
+        except UsageError as error:
+            if error.code != ALREADY_WATCHED:
+                raise
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(HANDOVER_POLL_S)
 
 
 def refuse_unlaunched(folder: RunFolder) -> None:

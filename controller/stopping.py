@@ -13,6 +13,9 @@ from controller.ui.clean import clean
 from controller.ui.formats import duration_text
 from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json, require_yes
 from controller.workspace import load_workspace
+from remote_payload.host.protocol import RunState
+
+OVER = frozenset({RunState.FINISHED.value, RunState.LOST.value})
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,7 +78,7 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
             ) from None
         said.doing("copying the rest of its log and records here")
         try:
-            lookup.copy_what_is_new(run)
+            lookup.copy_what_is_new(run, over=outcome.state in OVER)
         except LocalDiskError as error:  # the run is stopped all the same, and that is what was asked for
             from controller.ui.errors import print_error
 
