@@ -13,6 +13,7 @@ from typing import Any
 
 from controller import contact, diagnosis, ending, lookup, pipeline, viewing
 from controller.core import shares
+from controller.core.endings import OVER
 from controller.core.errors import (
     ExitCode,
     Interrupted,
@@ -28,7 +29,7 @@ from controller.ui.formats import state_word
 from controller.ui.stream import View, choose_view
 from controller.ui.terminal import ask_yes_no, can_ask, err_console, out_console, print_json, spoken
 from controller.workspace import load_workspace
-from remote_payload.host.protocol import OwnedOutput, RunState
+from remote_payload.host.protocol import OwnedOutput
 
 PART_OF_RUN_ID = re.compile(r"[0-9a-f-]{4,22}")
 """What `ctl triage` takes for a run where no file has that name."""
@@ -235,9 +236,6 @@ def ps(host: str | None, *, limit: int | None = None, running: bool = False, as_
         from controller.ui.tables import print_ps
 
         print_ps(out_console(), target.name, listed)
-
-
-OVER = frozenset({RunState.FINISHED.value, RunState.LOST.value})
 
 
 def chosen_rows(rows: Sequence[Mapping[str, Any]], *, limit: int | None, running: bool) -> list[Mapping[str, Any]]:

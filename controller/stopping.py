@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from controller import lookup
+from controller.core.endings import OVER
 from controller.core.errors import ExitCode, Interrupted, LocalDiskError
 from controller.runfolder import RunFolder, find_run, going_on
 from controller.ui.clean import clean
@@ -15,14 +16,19 @@ from controller.ui.terminal import ask_yes_no, err_console, out_console, print_j
 from controller.workspace import load_workspace
 from remote_payload.host.protocol import RunState
 
-OVER = frozenset({RunState.FINISHED.value, RunState.LOST.value})
+UNKNOWN = "unknown"
+"""The state of a run of which nothing but its launch is known here."""
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 class Said:
-    """Prints how far a stop is, a line for each thing that happens, the first at once; without a console nothing."""
+    """Prints how far a stop is, a line for each thing that happens, the first at once; without a console nothing.
+
+    `state` is the last known word about the run: one that queues has no processes, and one of which nothing is known
+    here may queue.
+    """
 
     asked = False
     """Whether the host has said that it is at it."""
@@ -34,13 +40,17 @@ class Said:
         host: str,
         grace_s: float,
         *,
-        ended: bool = False,
+        state: str = RunState.RUNNING.value,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console, self._clock, self._since = console, clock, clock()
         how = f"TERM to all its processes, KILL after {grace_s:g} s" if grace_s else "KILL to all its processes"
-        if ended:
+        if state in OVER:
             self._print(f"run {run_id} has ended: asking {host} whether it left anything")
+        elif state == RunState.QUEUED.value:
+            self._print(f"run {run_id} waits in the queue of {host}: taking it out")
+        elif state == UNKNOWN:  # launched and left: it may still wait in the queue
+            self._print(f"stopping run {run_id} on {host}")
         else:
             self._print(f"stopping run {run_id} on {host}: {how}")
 
@@ -67,7 +77,7 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
     wanted = run_id if sure else _confirmed(find_run(workspace.runs_dir, run_id), host)
     with lookup.open_run(workspace, wanted, host, ask=ask_yes_no) as run:
         ended = run.ended
-        said = Said(None if as_json else err_console(), run.id, run.host, grace_s, ended=ended)
+        said = Said(None if as_json else err_console(), run.id, run.host, grace_s, state=run.state)
         try:
             outcome = run.stop(grace_s=grace_s, telling=said)
         except KeyboardInterrupt:

@@ -8,6 +8,9 @@ from typing import Any
 from controller.core.errors import CtlError, ExitCode, JobFailed, JobStopped, RefusedError
 from remote_payload.host.protocol import REFUSED, EndReason, RunState
 
+OVER = frozenset({RunState.FINISHED.value, RunState.LOST.value})
+"""States that a run does not leave."""
+
 LOST = "lost"
 """Code of the error, and of the problem in the summary, of a run of which nothing lives and no end is written."""
 

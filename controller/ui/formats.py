@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from controller.core.laststage import last_stage
-from controller.core.runview import EndView, ProgressView, RunView, Status
+from controller.core.runview import ProgressView, RunView, Status
 from remote_payload.host.protocol import EndReason, RunState
 
 UNKNOWN = "-"
@@ -298,9 +298,30 @@ def done_text(progress: ProgressView) -> str:
     return f"{amount_text(progress.done, progress.unit)}{of}{unit}{share}"
 
 
-def gpus_clean_text(end: EndView) -> str:
-    """Return whether the host was left as it was found: no process of the run, GPUs at their baseline."""
-    return clean_text(end.gpus_clean)
+def gpus_clean_text(view: RunView) -> str:
+    """Return whether an ended run left its host as it was: no process of the run, GPUs at their baseline."""
+    end = view.end
+    if end is None:
+        return clean_text("unknown")
+    stage = last_stage(view)
+    record = {"end_reason": end.end_reason, "gpus_clean": end.gpus_clean, "last_stage": stage}
+    return host_text(record)
+
+
+NOTHING_STARTED = "nothing was started"
+
+
+def host_text(record: Mapping[str, Any]) -> str:
+    """Return how a run left its host, of its summary or of a stop's answer: clean or not, as far as that is known.
+
+    One that ended before its first step, in the queue for example, has used nothing there, and nothing was measured.
+    """
+    reason = record.get("end_reason")
+    unstarted = reason == EndReason.CANCELLED.value or (
+        reason not in (None, EndReason.SUCCEEDED.value) and record.get("last_stage", 0) is None
+    )
+    unmeasured = record.get("gpus_clean") == "unknown"
+    return NOTHING_STARTED if unstarted and unmeasured else clean_text(record.get("gpus_clean"))
 
 
 def clean_text(gpus_clean: bool | str | None) -> str:

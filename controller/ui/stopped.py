@@ -10,10 +10,10 @@ from rich.text import Text
 
 from controller.ui.clean import Encodable, clean
 from controller.ui.formats import (
-    clean_text,
     count_text,
     end_text,
     ended_text,
+    host_text,
     inline_text,
     last_stage_text,
     state_word,
@@ -52,7 +52,8 @@ def print_stop(
     message = clean(record.get("message") or "")
     # gpus_clean speaks of processes and the accelerator: "left clean" would contradict the files named below it.
     files_only = record.get("gpus_clean") is True and ours
-    verdict = "no process is left" if files_only else clean_text(record.get("gpus_clean"))
+    verdict = "no process is left" if files_only else host_text(record)
+    verdict = "" if verdict in message else verdict
     samples = record.get("samples")
     far = f"{count_text(samples['written'])} of {count_text(samples['expected'])} samples" if samples else ""
     untouched = untouched or (lost and not record.get("killed"))

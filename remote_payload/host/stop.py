@@ -109,7 +109,7 @@ def _stop(
             "not-ours-to-judge", "the run cannot be stopped from here", evidence, "log in where it was started"
         )
     if alive is Liveness.ALIVE:
-        if _ask_supervisor(paths, supervisor, grace_s, force, tell):
+        if _ask_supervisor(paths, standing, grace_s, force, tell):
             return _answer(judge_run(paths))
         if not force:
             text = "the supervisor is still stopping it after %g s" % (grace_s + FINISH_S)
@@ -133,12 +133,16 @@ def _stop(
     return _stop_what_it_left(paths, standing, left, grace_s, tell)
 
 
-def _ask_supervisor(paths: RunPaths, supervisor: ProcessIdentity, grace_s: float, force: bool, tell: Tell) -> bool:
+def _ask_supervisor(paths: RunPaths, standing: Standing, grace_s: float, force: bool, tell: Tell) -> bool:
     """Send the request and wait, telling what the supervisor tells; return whether the run ended in order."""
+    supervisor: ProcessIdentity = (standing.run or {})["supervisor"]
     told = _Notices(os.path.join(paths.events, "supervisor.jsonl"))
     write_json(os.path.join(paths.folder, STOP_REQUEST), {"grace_s": grace_s, "by": user_name(os.getuid())})
     send_signal(supervisor["pid"], supervisor["start_ticks"], signal.SIGTERM)
-    tell("its supervisor has been asked to stop it")
+    if standing.state is RunState.QUEUED:
+        tell("it waits in the queue, and has been asked to leave it")
+    else:
+        tell("its supervisor has been asked to stop it")
     deadline = time.monotonic() + grace_s + FINISH_S
     while time.monotonic() < deadline:
         for text in told.new():
