@@ -53,7 +53,7 @@ def diagnose_run(folder: RunFolder) -> Diagnosis:
         # result.json comes last of all: while a dashboard asks, the event may be all that there is.
         end_reason=str(result.get("end_reason") or (view.end.end_reason if view.end else "")),
         signal=view.end.signal if view.end else None,
-        message=str(result.get("message") or ""),
+        message=str(result.get("message") or (view.end.message if view.end else "")),
         oom_killed=result.get("oom_killed") is True,
     )
     # A declared gap holds no line that could be evidence.
@@ -71,8 +71,8 @@ def diagnose_files(paths: Sequence[Path]) -> Diagnosis:
     A file `*.jsonl` is taken for events, which come before the logs beside it. Raises UsageError for what cannot be
     read.
     """
-    if len(paths) == 1 and (paths[0] / "log").is_dir():
-        return diagnose_run(RunFolder(paths[0].resolve()))
+    if len(paths) == 1 and (folder := run_folder(paths[0])) is not None:
+        return diagnose_run(folder)
     lines: list[PlacedLine] = []
     view = RunView()
     try:
@@ -90,6 +90,21 @@ def diagnose_files(paths: Sequence[Path]) -> Diagnosis:
         Ending(end_reason=view.end.end_reason, signal=view.end.signal, message=view.end.message) if view.end else None
     )
     return Diagnosis(files=tuple(paths), failures=failures, triage=triage(lines, failures, ending))
+
+
+def ended_badly(folder: RunFolder) -> bool:
+    """Whether a run is known here to have failed, or to be lost."""
+    result = folder.read("result.json")
+    return folder.is_lost if result is None else result.get("end_reason") not in UNTRIAGED
+
+
+def run_folder(path: Path) -> RunFolder | None:
+    """Return the run whose folder this is, here or on its host; None of anything else.
+
+    That of a run that printed nothing, or was never launched, has no log.
+    """
+    is_run = path.is_dir() and any((path / name).exists() for name in ("log", "events", "plan.json", "result.json"))
+    return RunFolder(path.resolve()) if is_run else None
 
 
 def with_triage(summary: dict[str, Any], folder: RunFolder) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from controller.documents import Ledger, Summary
 from controller.localdisk import copying
 from controller.recorded import events as recorded_events
 from controller.recorded import ledger_records
-from controller.runfolder import ALREADY_WATCHED, Recorder, RunFolder
+from controller.runfolder import ALREADY_WATCHED, UNKNOWN, Recorder, RunFolder
 from controller.stages import stop as stop_stage
 from controller.stages import watch as watch_stage
 from controller.stages.base import Context
@@ -77,7 +77,7 @@ class Run:
             transport=transport, host=host, payload=payload, emit=self._recorder, cancel=self._cancel
         )
         self._outcome: watch_stage.WatchOutcome | None = None
-        self._confirmed = "unknown"
+        self._confirmed = UNKNOWN
         self._copied: float | None = None
         self._summary: Summary | None = None
         self._screen: Callable[[Run], AbstractContextManager[Sink] | None] = lambda _: None
@@ -123,14 +123,12 @@ class Run:
     @property
     def state(self) -> str:
         """The last known word about the run (a RunState), or "unknown" before the first contact."""
-        if self._folder.read("result.json") is not None:
-            return "finished"
+        known = self._folder.state
+        if known == RunState.FINISHED.value:
+            return known
         if self._outcome is not None:
             return self._outcome.state
-        if self._folder.is_lost:
-            return RunState.LOST.value
-        record = self._folder.read("run.json")
-        return str(record["state"]) if record else self._confirmed
+        return self._confirmed if known == UNKNOWN else known
 
     @property
     def paused(self) -> str | None:

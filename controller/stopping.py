@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 from controller import lookup
 from controller.core.endings import OVER
 from controller.core.errors import ExitCode, Interrupted, LocalDiskError
-from controller.runfolder import RunFolder, find_run, going_on
+from controller.runfolder import UNKNOWN, RunFolder, find_run, going_on
 from controller.ui.clean import clean
 from controller.ui.formats import duration_text
 from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json, require_yes
 from controller.workspace import load_workspace
 from remote_payload.host.protocol import RunState
-
-UNKNOWN = "unknown"
-"""The state of a run of which nothing but its launch is known here."""
 
 if TYPE_CHECKING:
     from rich.console import Console
