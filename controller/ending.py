@@ -105,7 +105,7 @@ def no_problem(folder: RunFolder, state: str, *, paused: str | None = None) -> s
     words = ended_text(reason, stage)
     if reason in diagnosis.UNTRIAGED:
         return f"no problem was reported: run {run_id} {words}"
-    return f"neither the events nor the log of run {run_id} say why: it {words}: {result['message']}"
+    return f"run {run_id} {words}: {result['message']}; neither its events nor its log say more"
 
 
 def _log(run: Run) -> Path | None:

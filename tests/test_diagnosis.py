@@ -281,6 +281,7 @@ def test_a_run_that_was_killed_before_a_word_names_the_signal(tmp_path: Path, co
     found = diagnose_files([silent(tmp_path, KILLED if copied else None, end).path]).triage
     assert found is not None
     assert (found.code, found.what) == ("killed", "a process was killed by a signal: SIGKILL")
+    assert found.source == "", "it was told by the supervisor, which lived"
 
 
 @pytest.mark.parametrize(
@@ -288,8 +289,8 @@ def test_a_run_that_was_killed_before_a_word_names_the_signal(tmp_path: Path, co
     [
         (
             UNSTARTED, None, True,
-            f"neither the events nor the log of run {RUN_ID} say why: it failed while running the command, "
-            "after 1.0 s: nosuchprog could not be started: [Errno 2] No such file or directory",
+            f"run {RUN_ID} failed while running the command, after 1.0 s: nosuchprog could not be started: "
+            "[Errno 2] No such file or directory; neither its events nor its log say more",
         ),
         ({**KILLED, "end_reason": "succeeded"}, None, False, f"no problem was reported: run {RUN_ID} succeeded"),
         (None, {"state": "running"}, False, f"no problem was reported so far: run {RUN_ID} is running"),

@@ -63,7 +63,8 @@ class Evidence:
 class Triage:
     """Why a run failed. `code` is the entry of the catalogue, "unknown" if none fits.
 
-    `rank` is the first that failed with it (None: not a rank), `ranks` all of them. `others` are failures that only
+    `rank` is the first that failed with it (None: not a rank), `ranks` all of them; `source` is empty where only the
+    end itself tells. `others` are failures that only
     followed, `context` is what the machine said: signals, exit codes, the kernel's messages.
     """
 
@@ -259,7 +260,7 @@ def _from_end(entry: Entry, ending: Ending, lines: Sequence[PlacedLine]) -> Tria
     evidence = [Evidence(text=message[:QUOTE_LIMIT], segment="result.json", line=0)]
     match = _KILLED_BY.search(message) or _WHOLE.match(message)
     return _result(
-        entry, match, lines, rank=None, ranks=(), source="supervisor", group=None, evidence=evidence, others=[],
+        entry, match, lines, rank=None, ranks=(), source="", group=None, evidence=evidence, others=[],
     )  # fmt: skip
 
 

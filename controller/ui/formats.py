@@ -299,13 +299,17 @@ def done_text(progress: ProgressView) -> str:
 
 
 def gpus_clean_text(view: RunView) -> str:
-    """Return whether an ended run left its host as it was: no process of the run, GPUs at their baseline."""
+    """Return whether an ended run left its host as it was: no process of the run, GPUs at their baseline.
+
+    Empty where the message of its end says so already.
+    """
     end = view.end
     if end is None:
         return clean_text("unknown")
     stage = last_stage(view)
     record = {"end_reason": end.end_reason, "gpus_clean": end.gpus_clean, "last_stage": stage}
-    return host_text(record)
+    words = host_text(record)
+    return "" if words in end.message else words
 
 
 NOTHING_STARTED = "nothing was started"
