@@ -19,12 +19,13 @@ from remote_payload.host.protocol import RunState
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from controller.run import Run
+
 
 class Said:
     """Prints how far a stop is, a line for each thing that happens, the first at once; without a console nothing.
 
-    `state` is the last known word about the run: one that queues has no processes, and one of which nothing is known
-    here may queue.
+    `state` is the last known word about the run: one that queues has no processes, and one that is unknown may queue.
     """
 
     asked = False
@@ -46,7 +47,7 @@ class Said:
             self._print(f"run {run_id} has ended: asking {host} whether it left anything")
         elif state == RunState.QUEUED.value:
             self._print(f"run {run_id} waits in the queue of {host}: taking it out")
-        elif state == UNKNOWN:  # launched and left: it may still wait in the queue
+        elif state == UNKNOWN:
             self._print(f"stopping run {run_id} on {host}")
         else:
             self._print(f"stopping run {run_id} on {host}: {how}")
@@ -74,7 +75,7 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
     wanted = run_id if sure else _confirmed(find_run(workspace.runs_dir, run_id), host)
     with lookup.open_run(workspace, wanted, host, ask=ask_yes_no) as run:
         ended = run.ended
-        said = Said(None if as_json else err_console(), run.id, run.host, grace_s, state=run.state)
+        said = Said(None if as_json else err_console(), run.id, run.host, grace_s, state=_last_word(run))
         try:
             outcome = run.stop(grace_s=grace_s, telling=said)
         except KeyboardInterrupt:
@@ -114,6 +115,13 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
         err_console().print(words, markup=False, soft_wrap=True)
     # "ctl stop RUN && ..." must not go on to a host on which the run still holds something.
     return ExitCode.UNEXPECTED if outcome.gpus_clean is False else ExitCode.OK
+
+
+def _last_word(run: Run) -> str:
+    """Return the state of a run as far as is known here; unknown only where it may wait in a queue."""
+    limits = ((run.folder.read("plan.json") or {}).get("job") or {}).get("limits") or {}
+    unknown = run.state == UNKNOWN and not limits.get("wait_for_lease")
+    return RunState.RUNNING.value if unknown else run.state
 
 
 def _confirmed(last: RunFolder, host: str | None) -> str:

@@ -119,7 +119,7 @@ def test_a_stop_says_what_goes_on_unless_a_program_reads(
     ("state", "said"),
     [
         ("queued", f"run {Ended.id} waits in the queue of gpu1: taking it out"),
-        ("unknown", f"stopping run {Ended.id} on gpu1"),  # launched with --detach: it may queue
+        ("unknown", f"stopping run {Ended.id} on gpu1"),
         ("orphaned", f"stopping run {Ended.id} on gpu1: TERM to all its processes, KILL after 30 s"),
         ("lost", f"run {Ended.id} has ended: asking gpu1 whether it left anything"),
     ],
@@ -129,6 +129,30 @@ def test_a_stop_announces_what_it_can_do_to_such_a_run(state: str, said: str) ->
     Said(console, Ended.id, "gpu1", 30.0, state=state)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == f"{said}\n"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_run_that_was_launched_and_left_may_queue_only_if_it_waits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waits: bool
+) -> None:
+    """With --detach nothing of it was copied here: the plan says whether it would."""
+    left = Ended(True)
+    monkeypatch.setattr(Ended, "state", "unknown")
+    left.folder = RunFolder.create(tmp_path, Ended.id)
+    left.folder.write_plan({"job": {"limits": {"wait_for_lease": True} if waits else {}}})
+
+    @contextmanager
+    def open_run(*_: Any, **__: Any) -> Iterator[Ended]:
+        yield left
+
+    said = io.StringIO()
+    monkeypatch.setattr(lookup, "open_run", open_run)
+    monkeypatch.setattr(stopping, "load_workspace", lambda: None)
+    monkeypatch.setattr(stopping, "err_console", lambda: Console(file=said, width=200))
+    monkeypatch.setattr(stopping, "out_console", lambda: Console(file=io.StringIO()))
+    assert stopping.stop(Ended.id, None, grace_s=5.0, as_json=False, sure=True) is ExitCode.OK
+    how = "" if waits else ": TERM to all its processes, KILL after 5 s"
+    assert said.getvalue().splitlines()[0] == f"stopping run {Ended.id} on gpu1{how}"
 
 
 @pytest.mark.parametrize(
