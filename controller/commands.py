@@ -13,6 +13,7 @@ from typing import Any
 
 from controller import contact, diagnosis, ending, lookup, pipeline, viewing
 from controller.core import shares
+from controller.core.endings import OVER
 from controller.core.errors import (
     ExitCode,
     Interrupted,
@@ -24,11 +25,12 @@ from controller.known import RunControls, known_of
 from controller.pipeline import Intention
 from controller.run import Run
 from controller.runfolder import RunFolder, find_run
+from controller.ui.clean import clean
 from controller.ui.formats import state_word
 from controller.ui.stream import View, choose_view
 from controller.ui.terminal import ask_yes_no, can_ask, err_console, out_console, print_json, spoken
 from controller.workspace import load_workspace
-from remote_payload.host.protocol import OwnedOutput, RunState
+from remote_payload.host.protocol import OwnedOutput
 
 PART_OF_RUN_ID = re.compile(r"[0-9a-f-]{4,22}")
 """What `ctl triage` takes for a run where no file has that name."""
@@ -178,15 +180,18 @@ def triage(paths: Sequence[Path], *, as_json: bool) -> ExitCode:
         paths = [find_run(load_workspace().runs_dir, str(paths[0])).path]
     found = diagnosis.diagnose_files(paths)
     cause = found.triage.record() if found.triage else None
+    folder = diagnosis.run_folder(paths[0]) if len(paths) == 1 else None
     if as_json:
         files = [str(path) for path in found.files]
-        print_json({"schema_version": 1, "files": files, "problem": cause is not None, "triage": cause})
+        failed = cause is not None or (folder is not None and diagnosis.ended_badly(folder))
+        print_json({"schema_version": 1, "files": files, "problem": failed, "triage": cause})
         return ExitCode.OK
     from controller.ui.errors import print_failures, print_triage, print_unknown
 
     console = out_console()
     if cause is None:
-        console.print("no sign of a failure")
+        words = ending.no_problem(folder, folder.state) if folder else "no sign of a failure"
+        console.print(clean(words), markup=False, soft_wrap=True)
         return ExitCode.OK
     print_failures(found.failures, console=console, cause=cause)
     if cause["known"]:
@@ -235,9 +240,6 @@ def ps(host: str | None, *, limit: int | None = None, running: bool = False, as_
         from controller.ui.tables import print_ps
 
         print_ps(out_console(), target.name, listed)
-
-
-OVER = frozenset({RunState.FINISHED.value, RunState.LOST.value})
 
 
 def chosen_rows(rows: Sequence[Mapping[str, Any]], *, limit: int | None, running: bool) -> list[Mapping[str, Any]]:

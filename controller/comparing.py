@@ -28,7 +28,7 @@ def diff(first: str, second: str, *, as_json: bool) -> ExitCode:
     document = {
         "schema_version": 1,
         "runs": [folder.run_id for folder in folders],
-        "ended": [folder.read("result.json") is not None for folder in folders],
+        "ended": [folder.is_over for folder in folders],
         "same": not any(changes.values()),
         "changes": changes,
     }

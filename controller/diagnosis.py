@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from controller.core.endings import lost_problem
 from controller.core.errors import UsageError
 from controller.core.events import parse_event
 from controller.core.laststage import last_stage
@@ -18,7 +19,9 @@ from controller.core.tracebacks import FoldedFailure
 from controller.core.triage import Ending, PlacedLine, Triage, place_lines, triage
 from controller.core.triage_entry import is_told
 from controller.runfolder import RunFolder
+from remote_payload.host.layout import RunPaths
 from remote_payload.host.protocol import EndReason
+from remote_payload.host.summary import build_lost_summary
 
 LOG_LIMIT = 16 << 20
 """Bytes read of a log, from its end: a failure is there, and these 100,000 lines take two or three seconds."""
@@ -50,7 +53,7 @@ def diagnose_run(folder: RunFolder) -> Diagnosis:
         # result.json comes last of all: while a dashboard asks, the event may be all that there is.
         end_reason=str(result.get("end_reason") or (view.end.end_reason if view.end else "")),
         signal=view.end.signal if view.end else None,
-        message=str(result.get("message") or ""),
+        message=str(result.get("message") or (view.end.message if view.end else "")),
         oom_killed=result.get("oom_killed") is True,
     )
     # A declared gap holds no line that could be evidence.
@@ -68,8 +71,8 @@ def diagnose_files(paths: Sequence[Path]) -> Diagnosis:
     A file `*.jsonl` is taken for events, which come before the logs beside it. Raises UsageError for what cannot be
     read.
     """
-    if len(paths) == 1 and (paths[0] / "log").is_dir():
-        return diagnose_run(RunFolder(paths[0].resolve()))
+    if len(paths) == 1 and (folder := run_folder(paths[0])) is not None:
+        return diagnose_run(folder)
     lines: list[PlacedLine] = []
     view = RunView()
     try:
@@ -89,6 +92,21 @@ def diagnose_files(paths: Sequence[Path]) -> Diagnosis:
     return Diagnosis(files=tuple(paths), failures=failures, triage=triage(lines, failures, ending))
 
 
+def ended_badly(folder: RunFolder) -> bool:
+    """Whether a run is known here to have failed, or to be lost."""
+    result = folder.read("result.json")
+    return folder.is_lost if result is None else result.get("end_reason") not in UNTRIAGED
+
+
+def run_folder(path: Path) -> RunFolder | None:
+    """Return the run whose folder this is, here or on its host; None of anything else.
+
+    That of a run that printed nothing, or was never launched, has no log.
+    """
+    is_run = path.is_dir() and any((path / name).exists() for name in ("log", "events", "plan.json", "result.json"))
+    return RunFolder(path.resolve()) if is_run else None
+
+
 def with_triage(summary: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
     """Return a run's summary with what its events and its log tell of an end that was no success.
 
@@ -99,6 +117,26 @@ def with_triage(summary: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
     found = None if reason in UNTRIAGED else diagnose_run(folder).triage
     stage = None if reason == EndReason.SUCCEEDED.value else last_stage(view_of(folder))
     return {**summary, "triage": found.record() if found else None, "last_stage": stage.record() if stage else None}
+
+
+def lost_summary(folder: RunFolder) -> dict[str, Any] | None:
+    """Return the summary of a run that is lost, from what is held here; None where its plan or its record is not.
+
+    The host writes none for it: nobody saw its end.
+    """
+    plan, run = folder.read("plan.json"), folder.read("run.json")
+    if plan is None or run is None:
+        return None
+    document = build_lost_summary(RunPaths(str(folder.path)), plan, run)
+    problem = lost_problem(folder.run_id, written=written_samples(document))
+    return {**document, "problems": [*document["problems"], problem]}
+
+
+def written_samples(summary: Mapping[str, Any] | None) -> int:
+    """Return how many samples a summary says that its run wrote; 0 where it says nothing of samples."""
+    samples = (summary or {}).get("samples")
+    written = samples.get("written") if isinstance(samples, Mapping) else None
+    return written if isinstance(written, int) else 0
 
 
 def view_of(folder: RunFolder) -> RunView:

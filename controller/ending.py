@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from controller import diagnosis, lookup
@@ -10,8 +11,8 @@ from controller.core.endings import exit_code
 from controller.core.errors import CtlError, ExitCode, JobStopped
 from controller.core.runview import kind_word
 from controller.run import Run
-from controller.runfolder import RunFolder, last_run
-from controller.ui.formats import state_word
+from controller.runfolder import UNKNOWN, RunFolder, last_run
+from controller.ui.formats import ended_text, state_word
 from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json
 from controller.waiting import no_summary
 from controller.workspace import load_workspace
@@ -61,7 +62,7 @@ def _print_left(run: Run, console: Console | None = None, *, told: Collection[tu
     problems = run.summary.get("problems", ()) if run.summary is not None else ()
     if run.error() is not None:
         problems = [problem for problem in problems if problem.get("code") == NOT_CLEAN]
-    print_problems(problems, run.folder.path / "log", console, told=told)
+    print_problems(problems, _log(run), console, told=told)
 
 
 def _print_failure(
@@ -70,7 +71,7 @@ def _print_failure(
     """Print what a run failed of; a reason that it names, the error itself need not say again."""
     from controller.ui.failed import print_failure
 
-    summary, log = run.summary, run.folder.path / "log"
+    summary, log = run.summary, _log(run)
     problems = summary.get("problems", ()) if summary is not None else ()
     cause = _cause(run, summary)
     print_failure(problems, cause, log, console, error=error, told=told)
@@ -85,6 +86,32 @@ def _cause(run: Run, summary: Mapping[str, Any] | None) -> Mapping[str, Any] | N
         return cause
     found = diagnosis.diagnose_run(run.folder).triage
     return found.record() if found else None
+
+
+def no_problem(folder: RunFolder, state: str, *, paused: str | None = None) -> str:
+    """Return how a run is or ended of which no cause is known. That is an answer, and no error of who asked.
+
+    `state` is the last known word about it.
+    """
+    run_id, result = folder.run_id, folder.read("result.json")
+    if state == UNKNOWN:
+        return f"no problem was reported so far: of run {run_id} nothing was copied here, if it was launched"
+    if state == RunState.LOST.value:
+        return f"neither the events nor the log of run {run_id} say why it is {state_word(state)}"
+    if result is None:
+        return f"no problem was reported so far: run {run_id} is {state_word(state, paused)}"
+    reason = str(result["end_reason"])
+    stage = diagnosis.with_triage({"end_reason": reason}, folder)["last_stage"]
+    words = ended_text(reason, stage)
+    if reason in diagnosis.UNTRIAGED:
+        return f"no problem was reported: run {run_id} {words}"
+    return f"run {run_id} {words}: {result['message']}; neither its events nor its log say more"
+
+
+def _log(run: Run) -> Path | None:
+    """Return where the raw output of a run lies; None of one that printed nothing."""
+    log = run.folder.path / "log"
+    return log if any(log.glob("*.log")) else None
 
 
 def say_which(folder: RunFolder) -> None:

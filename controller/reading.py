@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
-from controller import diagnosis, lookup
+from controller import diagnosis, ending, lookup
 from controller.core.errors import ExitCode, UsageError
 from controller.core.loglines import Place, Selection
 from controller.core.logs import parse_line
@@ -19,7 +18,6 @@ from controller.logreader import LogReader
 from controller.run import Run
 from controller.runfolder import ALREADY_WATCHED, find_run, list_runs
 from controller.ui.clean import text as cleaned
-from controller.ui.formats import ended_text, state_word
 from controller.ui.terminal import ask_yes_no, err_console
 from controller.workspace import Workspace, load_workspace
 
@@ -60,26 +58,15 @@ def logs(run_id: str | None, host: str | None, wanted: Wanted) -> ExitCode:
         if not run.ended:
             lookup.copy_or_say(run, "this is")
         if wanted.problem:
-            place, lines = diagnosis.problem_lines(run.folder) or (_no_problem(run), [])
+            place, lines = diagnosis.problem_lines(run.folder) or (
+                ending.no_problem(run.folder, run.state, paused=run.paused),
+                [],
+            )
             err_console().print(cleaned(place), soft_wrap=True)
             _write(lines)
         elif not _write(_held(LogReader(run.folder), wanted)):
             _tell_ranks(run, wanted.selection.rank)
     return ExitCode.OK
-
-
-def _no_problem(run: Run) -> str:
-    """Return how a run is or ended of which no problem is known. That is an answer, and no error of who asked."""
-    result = run.folder.read("result.json")
-    if result is None:
-        so_far = "" if run.ended else " so far"
-        return f"no problem was reported{so_far}: run {run.id} is {state_word(run.state)}"
-    reason = str(result["end_reason"])
-    summary: Mapping[str, Any] = run.summary or {}
-    words = ended_text(reason, summary.get("last_stage"))
-    if reason in diagnosis.UNTRIAGED:
-        return f"no problem was reported: run {run.id} {words}"
-    return f"neither the events nor the log of run {run.id} say why: it {words}: {result['message']}"
 
 
 def _tell_ranks(run: Run, rank: int | None) -> None:

@@ -15,12 +15,12 @@ from controller.core.endings import end_error
 from controller.core.errors import CtlError, UsageError
 from controller.core.events import Event
 from controller.core.usage import usage
-from controller.diagnosis import view_of, with_triage
+from controller.diagnosis import lost_summary, view_of, with_triage, written_samples
 from controller.documents import Ledger, Summary
 from controller.localdisk import copying
 from controller.recorded import events as recorded_events
 from controller.recorded import ledger_records
-from controller.runfolder import ALREADY_WATCHED, Recorder, RunFolder
+from controller.runfolder import ALREADY_WATCHED, UNKNOWN, Recorder, RunFolder
 from controller.stages import stop as stop_stage
 from controller.stages import watch as watch_stage
 from controller.stages.base import Context
@@ -39,6 +39,8 @@ PATIENCE_S = 600.0
 
 REFRESH_PATIENCE_S = 20.0
 """The same for one look at what is new: somebody waits for it."""
+
+HANDOVER_POLL_S = 0.1
 
 FRESH_S = 1.0
 """What was copied this recently is not asked for again: a loop over `logs()` does not hammer the host."""
@@ -77,7 +79,7 @@ class Run:
             transport=transport, host=host, payload=payload, emit=self._recorder, cancel=self._cancel
         )
         self._outcome: watch_stage.WatchOutcome | None = None
-        self._confirmed = "unknown"
+        self._confirmed = UNKNOWN
         self._copied: float | None = None
         self._summary: Summary | None = None
         self._screen: Callable[[Run], AbstractContextManager[Sink] | None] = lambda _: None
@@ -123,12 +125,12 @@ class Run:
     @property
     def state(self) -> str:
         """The last known word about the run (a RunState), or "unknown" before the first contact."""
-        if self._folder.read("result.json") is not None:
-            return "finished"
+        known = self._folder.state
+        if known == RunState.FINISHED.value:
+            return known
         if self._outcome is not None:
             return self._outcome.state
-        record = self._folder.read("run.json")
-        return str(record["state"]) if record else self._confirmed
+        return self._confirmed if known == UNKNOWN else known
 
     @property
     def paused(self) -> str | None:
@@ -141,11 +143,13 @@ class Run:
 
     @property
     def summary(self) -> Summary | None:
-        """The run's summary.json once it has ended, else None.
+        """The run's summary.json once it has ended, else None; of a lost run what its copy here says.
 
         `triage` (see `diagnosis`), `gpu_hours` and `cost` (see `core.usage`) are added here.
         """
-        document = self._folder.read("summary.json")
+        # Of a lost run the document here is ours, and older than what a later look copied.
+        lost = self.state == RunState.LOST.value
+        document = lost_summary(self._folder) if lost else self._folder.read("summary.json")
         if document is not None and self._summary is None:
             used = usage(
                 self._folder.read("plan.json"),
@@ -187,18 +191,24 @@ class Run:
         self._refresh_if_stale()
         return Ledger({"rank": rank, **record} for record, rank in ledger_records(self._folder))
 
-    def refresh(self) -> None:
-        """Bring the local copy up to date, unless somebody on this workstation does so all the time.
+    def refresh(self, *, handover_s: float = 0.0) -> None:
+        """Bring the local copy up to date, unless another process of this workstation does so all the time.
 
-        Raises ConnectionFailed and ConnectionLost, after REFRESH_PATIENCE_S without contact, CopyFailed, UsageError
-        (`run-gone`).
+        That one is waited for, for at most `handover_s` seconds: it may be about to end. Raises ConnectionFailed and
+        ConnectionLost, after REFRESH_PATIENCE_S without contact, CopyFailed, UsageError (`run-gone`).
         """
         self._context.transport.connect()  # a watch would go on trying, which nobody asked for
-        try:
-            self.watch(follow=False, patience_s=REFRESH_PATIENCE_S)
-        except UsageError as error:
-            if error.code != ALREADY_WATCHED:
-                raise
+        deadline = time.monotonic() + handover_s
+        while True:
+            try:
+                self.watch(follow=False, patience_s=REFRESH_PATIENCE_S)
+                return
+            except UsageError as error:
+                if error.code != ALREADY_WATCHED:
+                    raise
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(HANDOVER_POLL_S)
 
     def _refresh_if_stale(self) -> None:
         known = self._copied is not None and time.monotonic() - self._copied < FRESH_S
@@ -307,7 +317,8 @@ class Run:
         cause = (self.summary or Summary()).get("triage") or {}
         problem = cause if cause.get("known") else self.problem
         last = last_words(view_of(self._folder)) if self.state == RunState.LOST.value else ""
-        return end_error(self.id, self.state, self._folder.read("result.json"), problem, last)
+        result = self._folder.read("result.json")
+        return end_error(self.id, self.state, result, problem, last=last, written=written_samples(self.summary))
 
     def close(self) -> None:
         """Close the connection; the run goes on."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from controller.core.endings import OVER
 from controller.core.errors import UsageError
 from controller.core.events import Event
 from controller.core.runview import kind_word
@@ -27,12 +28,16 @@ from controller.history import entries
 from controller.private import private, write_private
 from controller.stages.mirror import LOCAL_EVENTS, Mirror
 from remote_payload.host.layout import RUN_ID, check_run_id
+from remote_payload.host.protocol import RunState
 
 LOCAL_SCHEMA = 1
 
 CLOSE_IDS, ALIKE = 3, 0.8
 """How many ids an unknown one is answered with, and how like (difflib's ratio) they must be: one wrong figure of six
 leaves 0.83, while two runs of the same minute come to about 0.75."""
+
+UNKNOWN = "unknown"
+"""The state of a run of which nothing that its host said is held here."""
 
 ALREADY_WATCHED = "already-watched"
 """Code of the error that another process mirrors into the same folder."""
@@ -52,6 +57,26 @@ class RunFolder:
     def launched(self) -> bool:
         """Whether a host has this run, or may have it."""
         return (self.read("local.json") or {}).get("status") in ("launched", "unknown")
+
+    @property
+    def state(self) -> str:
+        """The last word about the run that is held here (a RunState), "unknown" where there is none."""
+        if self.read("result.json") is not None:
+            return RunState.FINISHED.value
+        if self.is_lost:
+            return RunState.LOST.value
+        record = self.read("run.json")
+        return str(record["state"]) if record else UNKNOWN
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the host's last word was that the run is lost: a watch has noted so in its summary here."""
+        return (self.read("summary.json") or {}).get("state") == RunState.LOST.value
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the end of the run was seen here."""
+        return self.state in OVER
 
     @property
     def kind(self) -> str | None:
@@ -223,7 +248,7 @@ def last_run(runs_dir: Path, kind: str | None = None) -> RunFolder | None:
 
 def going_on(runs_dir: Path) -> list[RunFolder]:
     """Return the runs of a folder that were launched and whose end was not seen here, oldest first."""
-    return [run for run in list_runs(runs_dir) if run.launched and run.read("result.json") is None]
+    return [run for run in list_runs(runs_dir) if run.launched and not run.is_over]
 
 
 def find_run(runs_dir: Path, run_id: str | None, *, kind: str | None = None) -> RunFolder:

@@ -7,19 +7,29 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from controller import lookup
+from controller.core.endings import OVER
 from controller.core.errors import CtlError, ExitCode, Interrupted
-from controller.runfolder import RunFolder, find_run, going_on
+from controller.runfolder import UNKNOWN, RunFolder, find_run, going_on
 from controller.ui.clean import clean
 from controller.ui.formats import duration_text
 from controller.ui.terminal import ask_yes_no, err_console, out_console, print_json, require_yes
 from controller.workspace import load_workspace
+from remote_payload.host.protocol import RunState
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from controller.run import Run
+
+HANDOVER_S = 10.0
+"""A watch ends a moment after its run has; one that is without contact for longer than this is not waited for."""
+
 
 class Said:
-    """Prints how far a stop is, a line for each thing that happens, the first at once; without a console nothing."""
+    """Prints how far a stop is, a line for each thing that happens, the first at once; without a console nothing.
+
+    `state` is the last known word about the run: one that queues has no processes, and one that is unknown may queue.
+    """
 
     asked = False
     """Whether the host has said that it is at it."""
@@ -31,13 +41,17 @@ class Said:
         host: str,
         grace_s: float,
         *,
-        ended: bool = False,
+        state: str = RunState.RUNNING.value,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console, self._clock, self._since = console, clock, clock()
         how = f"TERM to all its processes, KILL after {grace_s:g} s" if grace_s else "KILL to all its processes"
-        if ended:
+        if state in OVER:
             self._print(f"run {run_id} has ended: asking {host} whether it left anything")
+        elif state == RunState.QUEUED.value:
+            self._print(f"run {run_id} waits in the queue of {host}: taking it out")
+        elif state == UNKNOWN:
+            self._print(f"stopping run {run_id} on {host}")
         else:
             self._print(f"stopping run {run_id} on {host}: {how}")
 
@@ -64,7 +78,7 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
     wanted = run_id if sure else _confirmed(find_run(workspace.runs_dir, run_id), host)
     with lookup.open_run(workspace, wanted, host, ask=ask_yes_no) as run:
         ended = run.ended
-        said = Said(None if as_json else err_console(), run.id, run.host, grace_s, ended=ended)
+        said = Said(None if as_json else err_console(), run.id, run.host, grace_s, state=_last_word(run))
         try:
             outcome = run.stop(grace_s=grace_s, telling=said)
         except KeyboardInterrupt:
@@ -76,7 +90,7 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
         said.doing("copying the rest of its log and records here")
         # The run is stopped all the same, and that is what was asked for.
         try:
-            run.refresh()
+            run.refresh(handover_s=HANDOVER_S if outcome.state in OVER else 0.0)
         except CtlError as error:
             from controller.ui.errors import print_error
 
@@ -107,6 +121,13 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
         err_console().print(words, markup=False, soft_wrap=True)
     # "ctl stop RUN && ..." must not go on to a host on which the run still holds something.
     return ExitCode.UNEXPECTED if outcome.gpus_clean is False else ExitCode.OK
+
+
+def _last_word(run: Run) -> str:
+    """Return the state of a run as far as is known here; unknown only where it may wait in a queue."""
+    limits = ((run.folder.read("plan.json") or {}).get("job") or {}).get("limits") or {}
+    unknown = run.state == UNKNOWN and not limits.get("wait_for_lease")
+    return RunState.RUNNING.value if unknown else run.state
 
 
 def _confirmed(last: RunFolder, host: str | None) -> str:

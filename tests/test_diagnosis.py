@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.recorded import failing, healthy
 
-from controller import diagnosis
-from controller.core.errors import UsageError
+from controller import commands, diagnosis
+from controller.core.errors import ExitCode, UsageError
 from controller.core.events import Event
 from controller.diagnosis import diagnose_files, diagnose_run, problem_lines, with_triage
 from controller.runfolder import RunFolder
@@ -251,3 +252,92 @@ def test_the_command_gives_one_document(tmp_path: Path) -> None:
     refused = ctl(str(tmp_path / "none.log"), "--json")
     assert refused.returncode == 2
     assert json.loads(refused.stdout)["error"]["code"] == "log-unreadable"
+
+
+KILLED = {"end_reason": "job-signaled", "message": "command was killed by SIGKILL", "gpus_clean": True}
+UNSTARTED = {
+    "end_reason": "job-failed", "message": "nosuchprog could not be started: [Errno 2] No such file or directory",
+    "gpus_clean": True,
+}  # fmt: skip
+END = {"exit_code": None, "gpus_clean": True}
+
+
+def silent(root: Path, result: dict[str, Any] | None, *events: tuple[str, dict[str, Any]]) -> RunFolder:
+    """A run whose job printed nothing: no log was ever copied here."""
+    folder = RunFolder.create(root, RUN_ID)
+    for seq, (kind, data) in enumerate(events):
+        event = Event(type=kind, run=RUN_ID, host="gpu1", writer="supervisor", seq=seq, t=5.0 + seq, data=data)
+        with (folder.path / "events" / "supervisor.jsonl").open("a") as stream:
+            stream.write(event.to_json() + "\n")
+    if result is not None:
+        (folder.path / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_run_that_was_killed_before_a_word_names_the_signal(tmp_path: Path, copied: bool) -> None:
+    """Also at the very end of a watch, when the event is there and result.json is not."""
+    end = ("end", {**END, "end_reason": "job-signaled", "signal": 9, "message": KILLED["message"]})
+    found = diagnose_files([silent(tmp_path, KILLED if copied else None, end).path]).triage
+    assert found is not None
+    assert (found.code, found.what) == ("killed", "a process was killed by a signal: SIGKILL")
+    assert found.source == "", "it was told by the supervisor, which lived"
+
+
+@pytest.mark.parametrize(
+    ("result", "run", "problem", "said"),
+    [
+        (
+            UNSTARTED, None, True,
+            f"run {RUN_ID} failed while running the command, after 1.0 s: nosuchprog could not be started: "
+            "[Errno 2] No such file or directory; neither its events nor its log say more",
+        ),
+        ({**KILLED, "end_reason": "succeeded"}, None, False, f"no problem was reported: run {RUN_ID} succeeded"),
+        (None, {"state": "running"}, False, f"no problem was reported so far: run {RUN_ID} is running"),
+        (
+            None, None, False,
+            f"no problem was reported so far: of run {RUN_ID} nothing was copied here, if it was launched",
+        ),
+        (
+            None, {"state": "running", "lost": True}, True,
+            f"neither the events nor the log of run {RUN_ID} say why it is lost: neither job nor supervisor lives",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("named", ["part", "whole", "folder"])
+def test_a_run_that_printed_nothing_is_an_answer_of_triage(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    result: dict[str, Any] | None,
+    run: dict[str, Any] | None,
+    problem: bool,
+    said: str,
+    named: str,
+) -> None:
+    step = {"name": "command", "text": "", "seconds": None}
+    steps = [("step", {**step, "status": "started"}), ("step", {**step, "status": "failed", "seconds": 1.0})]
+    folder = silent(tmp_path / "ctl-runs", result, *steps)
+    if run is not None:
+        (folder.path / "run.json").write_text(json.dumps(run))
+        (folder.path / "summary.json").write_text(json.dumps({"state": "lost" if run.get("lost") else "-"}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(commands, "load_workspace", lambda: Folder(tmp_path / "ctl-runs"))
+    path = {"part": Path(RUN_ID[-6:]), "whole": Path(RUN_ID), "folder": folder.path}[named]
+    assert commands.triage([path], as_json=False) is ExitCode.OK
+    assert capsys.readouterr().out == f"{said}\n"
+    assert commands.triage([path], as_json=True) is ExitCode.OK
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["problem"], answer["triage"], answer["files"]) == (problem, None, [])
+
+
+@dataclass
+class Folder:
+    """A workspace with the runs of `runs_dir`."""
+
+    runs_dir: Path
+
+
+def test_any_other_folder_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        diagnose_files([tmp_path])

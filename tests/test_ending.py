@@ -153,6 +153,20 @@ def test_a_lost_run_is_explained_whatever_its_log_shows(
         assert said.count(found.record()["fix"].splitlines()[0]) == 1
 
 
+@pytest.mark.parametrize("printed", [True, False])
+def test_a_log_is_named_where_there_is_one(tmp_path: Path, tell: Tell, printed: bool) -> None:
+    run = ended(tmp_path, "job-signaled", [], [])
+    end = {"end_reason": "job-signaled", "message": "command was killed by SIGKILL", "signal": 9}
+    event = Event(type="end", run=RUN_ID, host="gpu1", writer="supervisor", seq=0, t=START, data=end)
+    write_events(run.folder, [event])
+    (run.folder.path / "result.json").write_text(json.dumps(end))
+    if printed:
+        run.folder.mirror.append("log/000001.log", 0, b"a word\n")
+    said = tell(run)
+    assert said.count("cause: a process was killed by a signal: SIGKILL") == 1
+    assert ("raw log" in said) == printed
+
+
 def test_a_reason_that_was_shown_is_not_said_again(tmp_path: Path, tell: Tell) -> None:
     said = tell(ended(tmp_path, "job-failed", [RAISED, LEFT]))
     assert said.count("ValueError: bad shape") == 1

@@ -47,7 +47,7 @@ def stopped() -> Script:
         (started, None, "running", f"no problem was reported so far: run {RUN_ID} is running"),
         (
             started, None, "lost",
-            f"no problem was reported: run {RUN_ID} is lost: neither job nor supervisor lives",
+            f"neither the events nor the log of run {RUN_ID} say why it is lost: neither job nor supervisor lives",
         ),
         (
             failing, "job-failed", "finished",

@@ -17,7 +17,9 @@ from controller import lookup, stopping
 from controller.core.errors import ConnectionFailed, CopyFailed, ExitCode, Interrupted, RefusedError
 from controller.runfolder import RunFolder
 from controller.stages.stop import StopOutcome, Telling
+from controller.stopping import Said
 from controller.ui import terminal
+from controller.ui.stopped import print_stop
 
 
 class Ended:
@@ -29,6 +31,10 @@ class Ended:
     folder = RunFolder(Path("nowhere"))
     summary = None
     ended = False
+
+    @property
+    def state(self) -> str:
+        return "finished" if self.ended else "running"
 
     def __init__(self, clean: bool | str, *, was_over: bool = False) -> None:
         self._clean, self._was_over = clean, was_over
@@ -42,7 +48,7 @@ class Ended:
             was_over=self._was_over, had_ended=self._was_over,
         )  # fmt: skip
 
-    def refresh(self) -> None:
+    def refresh(self, *, handover_s: float = 0.0) -> None:
         """Nothing is new."""
 
 
@@ -76,7 +82,7 @@ def test_what_a_stop_did_is_told_though_the_rest_cannot_be_copied(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], why: BaseException, said: str
 ) -> None:
     class Uncopied(Ended):
-        def refresh(self) -> None:
+        def refresh(self, *, handover_s: float = 0.0) -> None:
             raise why
 
     @contextmanager
@@ -134,6 +140,77 @@ def test_a_stop_says_what_goes_on_unless_a_program_reads(
     out, err = capsys.readouterr()
     assert err == ""
     assert not as_json or json.loads(out)["run_id"] == Ended.id
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("queued", f"run {Ended.id} waits in the queue of gpu1: taking it out"),
+        ("unknown", f"stopping run {Ended.id} on gpu1"),
+        ("orphaned", f"stopping run {Ended.id} on gpu1: TERM to all its processes, KILL after 30 s"),
+        ("lost", f"run {Ended.id} has ended: asking gpu1 whether it left anything"),
+    ],
+)
+def test_a_stop_announces_what_it_can_do_to_such_a_run(state: str, said: str) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    Said(console, Ended.id, "gpu1", 30.0, state=state)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == f"{said}\n"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_run_that_was_launched_and_left_may_queue_only_if_it_waits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waits: bool
+) -> None:
+    """With --detach nothing of it was copied here: the plan says whether it would."""
+    left = Ended(True)
+    monkeypatch.setattr(Ended, "state", "unknown")
+    left.folder = RunFolder.create(tmp_path, Ended.id)
+    left.folder.write_plan({"job": {"limits": {"wait_for_lease": True} if waits else {}}})
+
+    @contextmanager
+    def open_run(*_: Any, **__: Any) -> Iterator[Ended]:
+        yield left
+
+    said = io.StringIO()
+    monkeypatch.setattr(lookup, "open_run", open_run)
+    monkeypatch.setattr(stopping, "load_workspace", lambda: None)
+    monkeypatch.setattr(stopping, "err_console", lambda: Console(file=said, width=200))
+    monkeypatch.setattr(stopping, "out_console", lambda: Console(file=io.StringIO()))
+    assert stopping.stop(Ended.id, None, grace_s=5.0, as_json=False, sure=True) is ExitCode.OK
+    how = "" if waits else ": TERM to all its processes, KILL after 5 s"
+    assert said.getvalue().splitlines()[0] == f"stopping run {Ended.id} on gpu1{how}"
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (
+            {"end_reason": "stopped", "message": "stopped while it was queued; nothing was started"},
+            "stopped while it was queued; nothing was started",
+        ),
+        ({"end_reason": "lease-busy", "message": "held by run R"}, "held by run R; nothing was started"),
+        ({"end_reason": "cancelled", "message": "given up"}, "given up; nothing was started"),
+        (
+            {"end_reason": "stopped", "message": "stopped", "last_stage": {"step": "command", "phase": None}},
+            "stopped; not known whether the host is clean",
+        ),
+        (
+            {"end_reason": "stopped", "message": "stopped", "gpus_clean": True},
+            "stopped; host left clean",
+        ),
+        (
+            {"end_reason": None, "state": "lost", "message": "it was over before"},
+            "nothing was stopped; it was over before; not known whether the host is clean",
+        ),
+    ],
+)
+def test_of_a_run_that_never_began_no_doubt_is_cast_on_the_host(record: dict[str, Any], said: str) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    blank = {"run_id": Ended.id, "state": "finished", "gpus_clean": "unknown", "last_stage": None, "samples": None}
+    print_stop(console, {**blank, **record})
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines()[1] == f"  {said}"
 
 
 @dataclass

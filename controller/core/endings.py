@@ -6,24 +6,45 @@ from collections.abc import Mapping
 from typing import Any
 
 from controller.core.errors import CtlError, ExitCode, JobFailed, JobStopped, RefusedError
-from remote_payload.host.protocol import REFUSED, EndReason
+from remote_payload.host.protocol import REFUSED, EndReason, RunState
+
+OVER = frozenset({RunState.FINISHED.value, RunState.LOST.value})
+"""States that a run does not leave."""
+
+LOST = "lost"
+"""Code of the error, and of the problem in the summary, of a run of which nothing lives and no end is written."""
+
+
+def lost_problem(run_id: str, *, written: int) -> dict[str, str]:
+    """Return what a lost run's summary says of its end; `written` are the samples that its ledgers vouch for."""
+    again = "start again"
+    if written:
+        again = "go on: the same command with `--stale resume` keeps what is written and adds the rest"
+    return {
+        "code": LOST,
+        "what": "neither its supervisor nor its job is alive, and it left no result (a reboot, or both were killed)",
+        "why": "",
+        "fix": f"read what it wrote with `ctl logs {run_id}`, then {again}",
+    }
 
 
 def end_error(
-    run_id: str, state: str, result: Mapping[str, Any] | None, problem: Mapping[str, Any] | None, last: str = ""
+    run_id: str,
+    state: str,
+    result: Mapping[str, Any] | None,
+    problem: Mapping[str, Any] | None,
+    *,
+    last: str = "",
+    written: int = 0,
 ) -> CtlError | None:
     """Map how a run ended to the error (and so the exit code) that belongs to it; None for success.
 
-    `last` says what a lost one was heard of last.
+    Of a lost one `last` says what it was heard of last, and `written` how many samples it left.
     """
-    if state == "lost":
-        return JobFailed(
-            f"run {run_id} is lost",
-            why="neither its supervisor nor its job is alive, and it left no result (a reboot, or both were killed)"
-            + (f"; {last}" if last else ""),
-            fix=f"read what it wrote with `ctl logs {run_id}`, then start again",
-            code="lost",
-        )
+    if state == RunState.LOST.value:
+        told = lost_problem(run_id, written=written)
+        why = told["what"] + (f"; {last}" if last else "")
+        return JobFailed(f"run {run_id} is lost", why=why, fix=told["fix"], code=LOST)
     if result is None:
         return None
     reason = result["end_reason"]

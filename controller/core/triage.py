@@ -63,7 +63,8 @@ class Evidence:
 class Triage:
     """Why a run failed. `code` is the entry of the catalogue, "unknown" if none fits.
 
-    `rank` is the first that failed with it (None: not a rank), `ranks` all of them. `others` are failures that only
+    `rank` is the first that failed with it (None: not a rank), `ranks` all of them; `source` is empty where only the
+    end itself tells. `others` are failures that only
     followed, `context` is what the machine said: signals, exit codes, the kernel's messages.
     """
 
@@ -253,14 +254,19 @@ def _from_failure(
 
 
 def _from_end(entry: Entry, ending: Ending, lines: Sequence[PlacedLine]) -> Triage:
-    evidence = [Evidence(text=ending.message[:QUOTE_LIMIT], segment="result.json", line=0)]
+    message = ending.message
+    if ending.signal is not None and not _KILLED_BY.search(message):  # result.json is not here yet
+        message = f"the job was killed by signal {ending.signal}"
+    evidence = [Evidence(text=message[:QUOTE_LIMIT], segment="result.json", line=0)]
+    match = _KILLED_BY.search(message) or _WHOLE.match(message)
     return _result(
-        entry, _WHOLE.match(ending.message), lines, rank=None, ranks=(), source="supervisor", group=None,
-        evidence=evidence, others=[],
+        entry, match, lines, rank=None, ranks=(), source="", group=None, evidence=evidence, others=[],
     )  # fmt: skip
 
 
 _WHOLE = re.compile(r"(?P<detail>.*)", re.DOTALL)
+_KILLED_BY = re.compile(r"was killed by (?P<source>\S+( \d+)?)")
+"""How the supervisor says by which signal a step's program died; `Step was killed by SIGKILL`."""
 
 
 def _result(
@@ -279,6 +285,8 @@ def _result(
     partly = first is not None and is_told(first)
     words = {name: value or "?" for name, value in match.groupdict().items()} if match else {}
     words = {**dict.fromkeys(("name", "source", "detail", "wanted"), "?"), **words}
+    if words["name"] == "?":  # of an entry whose patterns tell it under one or the other name
+        words["name"] = words["detail"]
     beside = [each for each in (entry.beside, entry.also) if each is not None] if entry else []
     evidence += [_quote(placed) for each in beside for placed in lines if each.search(placed.line.text)]
     context = [_quote(placed) for placed in lines if CONTEXT.search(placed.line.text)]

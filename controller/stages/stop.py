@@ -29,7 +29,7 @@ class StopOutcome:
     was_over: bool
     """Whether the run had ended, or was lost, before anybody asked."""
     had_ended: bool = False
-    """Whether its end was written before anybody asked: a lost run gets one by its stop."""
+    """Whether its end was written before anybody asked; of a lost run none is, by its stop neither."""
 
 
 class Telling(Protocol):
@@ -45,7 +45,7 @@ class Telling(Protocol):
 def run(
     ctx: Context, run_id: str, *, grace_s: float = DEFAULT_GRACE_S, telling: Telling | None = None
 ) -> StopOutcome:
-    """Stop a run whatever its state; stopping a finished run changes nothing and says so.
+    """Stop a run whatever its state; stopping one that is over changes nothing of how it ended, and says so.
 
     Raises RemoteFailed, ConnectionLost: the stop may then have been done all the same, and may be repeated.
     """

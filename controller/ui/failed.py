@@ -15,7 +15,7 @@ from controller.ui.errors import print_problems, print_triage, print_unknown, st
 def print_failure(
     problems: Sequence[Mapping[str, Any]],
     cause: Mapping[str, Any] | None,
-    log: Path,
+    log: Path | None,
     console: Console | None = None,
     *,
     error: CtlError,
@@ -24,7 +24,8 @@ def print_failure(
     """Print what a run failed of, the cause first.
 
     The end itself is that of the `error` that follows, and so is the remedy unless the cause has one of its own.
-    `told` are causes (see `Failure.cause`) of which the whole traceback stands above: it is not repeated.
+    `log` is where the raw output lies, None where there is none. `told` are causes (see `Failure.cause`) of which the
+    whole traceback stands above: it is not repeated.
     """
     rest = [problem for problem in problems if problem.get("code") != error.code]
     known = cause if cause is not None and cause["known"] else None

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from controller.core.laststage import last_stage
-from controller.core.runview import EndView, ProgressView, RunView, Status
+from controller.core.runview import ProgressView, RunView, Status
 from remote_payload.host.protocol import EndReason, RunState
 
 UNKNOWN = "-"
@@ -236,9 +236,22 @@ def ending_of(end_reason: str) -> Ending:
     return Ending.WELL if end_reason == EndReason.SUCCEEDED.value else Ending.BADLY
 
 
+def summary_end(summary: Mapping[str, Any]) -> tuple[str, Ending]:
+    """Return how a run ended as its summary says, in words and in what that means; of a lost one that it is lost."""
+    reason = summary.get("end_reason")
+    if reason is None:
+        return state_word(str(summary.get("state") or UNKNOWN)), Ending.BADLY
+    return end_text(str(reason)), ending_of(str(reason))
+
+
 def ending_css(end_reason: str) -> str:
     """Return the class of the same in HTML."""
-    return {Ending.WELL: "good", Ending.STOPPED: "warn", Ending.BADLY: "bad"}[ending_of(end_reason)]
+    return css_of(ending_of(end_reason))
+
+
+def css_of(ending: Ending) -> str:
+    """Return the class of what an end means."""
+    return {Ending.WELL: "good", Ending.STOPPED: "warn", Ending.BADLY: "bad"}[ending]
 
 
 def last_stage_text(end_reason: str, stage: Mapping[str, Any] | None) -> str:
@@ -285,9 +298,34 @@ def done_text(progress: ProgressView) -> str:
     return f"{amount_text(progress.done, progress.unit)}{of}{unit}{share}"
 
 
-def gpus_clean_text(end: EndView) -> str:
-    """Return whether the host was left as it was found: no process of the run, GPUs at their baseline."""
-    return clean_text(end.gpus_clean)
+def gpus_clean_text(view: RunView) -> str:
+    """Return whether an ended run left its host as it was: no process of the run, GPUs at their baseline.
+
+    Empty where the message of its end says so already.
+    """
+    end = view.end
+    if end is None:
+        return clean_text("unknown")
+    stage = last_stage(view)
+    record = {"end_reason": end.end_reason, "gpus_clean": end.gpus_clean, "last_stage": stage}
+    words = host_text(record)
+    return "" if words in end.message else words
+
+
+NOTHING_STARTED = "nothing was started"
+
+
+def host_text(record: Mapping[str, Any]) -> str:
+    """Return how a run left its host, of its summary or of a stop's answer: clean or not, as far as that is known.
+
+    One that ended before its first step, in the queue for example, has used nothing there, and nothing was measured.
+    """
+    reason = record.get("end_reason")
+    unstarted = reason == EndReason.CANCELLED.value or (
+        reason not in (None, EndReason.SUCCEEDED.value) and record.get("last_stage", 0) is None
+    )
+    unmeasured = record.get("gpus_clean") == "unknown"
+    return NOTHING_STARTED if unstarted and unmeasured else clean_text(record.get("gpus_clean"))
 
 
 def clean_text(gpus_clean: bool | str | None) -> str:

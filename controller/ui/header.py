@@ -47,7 +47,7 @@ def header(view: RunView, width: int, now: float, glyphs: Glyphs) -> list[Text]:
         stage = last_stage(view)
         doing = last_stage_text(view.end.end_reason, stage.record() if stage else None)
         message = "" if view.end.message == state_text(view) else view.end.message
-        known = [f"while {clean(doing)}" if doing else "", gpus_clean_text(view.end), clean(message)]
+        known = [f"while {clean(doing)}" if doing else "", gpus_clean_text(view), clean(message)]
         lines.append(Text("   " + glyphs.separator.join(part for part in known if part)))
     return lines
 

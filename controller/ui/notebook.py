@@ -15,7 +15,7 @@ from rich.text import Text
 
 from controller.ui import tables
 from controller.ui.clean import Encodable, clean
-from controller.ui.formats import UNKNOWN, count_text, end_text, ending_css, state_word
+from controller.ui.formats import UNKNOWN, count_text, css_of, end_text, state_word, summary_end
 from controller.ui.markup import Markup, block, escape, facts, join, table, tag
 from controller.ui.summaryrows import summary_rows
 
@@ -94,8 +94,8 @@ def summary_bundle(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _summary(summary: Mapping[str, Any]) -> Markup:
-    reason = str(summary.get("end_reason", UNKNOWN))
-    head = tag("span", end_text(reason), ending_css(reason))
+    words, ending = summary_end(summary)
+    head = tag("span", words, css_of(ending))
     hosts = ", ".join(map(str, summary.get("hosts") or ()))
     title = join([tag("b", f"run {summary.get('run_id', UNKNOWN)}"), escape(f" on {hosts}: "), head])
     rows = facts((label, value.plain) for label, value in summary_rows(summary))

@@ -93,7 +93,8 @@ def changes(before: RunView, view: RunView, *, refused: bool) -> list[str]:
             lines.append(progress_line(view))
         told = any(stage.text == view.end.message for stage in view.steps)  # by the step that failed
         message = f": {clean(view.end.message)}" if view.end.message and not told else ""
-        lines.append(f"run {clean(view.run)} {clean(view_end_text(view))}{message}; {gpus_clean_text(view.end)}")
+        left = gpus_clean_text(view)
+        lines.append(f"run {clean(view.run)} {clean(view_end_text(view))}{message}{left and f'; {left}'}")
     return lines
 
 

@@ -107,7 +107,7 @@ def _header(report: Report) -> Markup:
 def _when(report: Report) -> str:
     started = str((report.plan or {}).get("created") or "")
     duration = (report.result or {}).get("duration_s")
-    took = f", took {duration_text(duration)}" if isinstance(duration, int | float) else ""
+    took = f", took {duration_text(duration)}" if isinstance(duration, int | float) and duration else ""
     return f"run {report.run_id}" + (f", planned {started}" if started else "") + took
 
 

@@ -9,10 +9,18 @@ from rich.console import Console
 from rich.text import Text
 
 from controller.ui.clean import Encodable, clean
-from controller.ui.formats import clean_text, count_text, end_text, ended_text, inline_text, state_word
+from controller.ui.formats import (
+    count_text,
+    end_text,
+    ended_text,
+    host_text,
+    inline_text,
+    last_stage_text,
+    state_word,
+)
 from controller.ui.glyphs import glyphs_for
 from controller.ui.tables import sign_of
-from remote_payload.host.protocol import EndReason
+from remote_payload.host.protocol import EndReason, RunState
 
 WELL_ENDED = frozenset({EndReason.SUCCEEDED.value, EndReason.STOPPED.value, EndReason.CANCELLED.value})
 """Ends of a run that somebody wanted."""
@@ -30,9 +38,12 @@ def print_stop(
     ours = [each for each in leftovers if not _is_others(each)]
     reason = str(record.get("end_reason") or "")
     level = "ok" if record.get("gpus_clean") is True and not ours else "warn"
-    sign, style = sign_of("fail" if reason and reason not in WELL_ENDED else level, glyphs)
+    lost = record.get("state") == RunState.LOST.value
+    sign, style = sign_of("fail" if lost or (reason and reason not in WELL_ENDED) else level, glyphs)
     words = end_text(reason) if reason else state_word(str(record.get("state")))
     ended = ended_text(reason, record.get("last_stage")) if reason else words
+    if lost and (doing := last_stage_text("", record.get("last_stage"))):
+        ended = f"{words}; its last sign of life came while {doing}"
     if had_ended:
         when = record.get("ended")
         ended = f"had already ended{f' at {when}' if when else ''}: {ended}"
@@ -41,9 +52,11 @@ def print_stop(
     message = clean(record.get("message") or "")
     # gpus_clean speaks of processes and the accelerator: "left clean" would contradict the files named below it.
     files_only = record.get("gpus_clean") is True and ours
-    verdict = "no process is left" if files_only else clean_text(record.get("gpus_clean"))
+    verdict = "no process is left" if files_only else host_text(record)
+    verdict = "" if verdict in message else verdict
     samples = record.get("samples")
     far = f"{count_text(samples['written'])} of {count_text(samples['expected'])} samples" if samples else ""
+    untouched = untouched or (lost and not record.get("killed"))
     parts = ["nothing was stopped" if untouched else "", "" if message == words else message, far, verdict]
     forced = {each["pid"] for each in record.get("killed") or () if each.get("signal") == "SIGKILL"}
     if forced and not untouched:  # what is recorded was sent then

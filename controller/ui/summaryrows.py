@@ -11,9 +11,9 @@ from controller.ui.clean import clean, text
 from controller.ui.formats import (
     UNKNOWN,
     bytes_text,
-    clean_text,
     count_text,
     duration_text,
+    host_text,
     inline_text,
     last_stage_text,
 )
@@ -55,6 +55,8 @@ def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
     unfinished = summary.get("kind") == "extract" and reason != EndReason.SUCCEEDED.value
     if doing := last_stage_text(reason, summary.get("last_stage")):
         yield "while", text(doing)
+    if summary.get("last_seen"):
+        yield "last seen", text(summary["last_seen"])
     if isinstance(samples, Mapping):
         line = Text(f"{count_text(samples.get('written'))} of {count_text(samples.get('expected'))} written")
         for name in ("skipped", "failed", "missing"):
@@ -114,7 +116,7 @@ def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
         cost = summary.get("cost") or {}
         price = f"; {cost['total']:,.2f} at {cost['price_per_gpu_hour']:g} an hour" if cost else ""
         yield "used", Text(f"{summary['gpu_hours']:.2f} GPU-hours{price}")
-    yield "after", Text(clean_text(summary.get("gpus_clean")))
+    yield "after", Text(host_text(summary))
 
 
 def _norm_text(summary: Mapping[str, Any]) -> str:
@@ -163,6 +165,8 @@ def _times(summary: Mapping[str, Any]) -> str:
     here = {name: timings.pop(name) for name in HERE if name in timings}
     paused = timings.pop("paused", None)  # within the extraction
     whole = timings.pop("host", None)
+    if whole == 0:  # it never held the host
+        return f"before the launch {_spans(here)}" if here else ""
     parts = {name: timings.pop(name) for name in IN_ORDER if name in timings} | timings
     shown = {name: value for name, value in parts.items() if value >= TOLD_S or name in ("load", "extract")}
     if whole is None:  # of a run of an earlier version

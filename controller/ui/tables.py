@@ -27,6 +27,7 @@ from controller.ui.formats import (
     inline_text,
     plural,
     state_word,
+    summary_end,
 )
 from controller.ui.glyphs import Glyphs, glyphs_for
 from controller.ui.summaryrows import summary_rows
@@ -151,7 +152,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], *, cause: bool =
     `cause`: also what it failed of, where that is not told after it.
     """
     glyphs = glyphs_for(console.encoding)
-    ending = ending_of(str(summary.get("end_reason")))
+    words, ending = summary_end(summary)
     sign, style = sign_of({Ending.WELL: "ok", Ending.STOPPED: "warn", Ending.BADLY: "fail"}[ending], glyphs)
     hosts = ", ".join(clean(host) for host in summary.get("hosts") or ())
     word = kind_word(summary.get("kind")) if summary.get("kind") in ("rehearse", "convert") else "run"
@@ -162,7 +163,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], *, cause: bool =
             f" {word} ",
             (clean(summary.get("run_id", UNKNOWN)), "bold"),
             f" on {hosts}: " if hosts else ": ",
-            (clean(end_text(str(summary.get("end_reason", UNKNOWN)))), style),
+            (clean(words), style),
         ),
     )
     grid = _grid(10)

@@ -133,12 +133,16 @@ def write_result(
     *,
     clean: Clean,
     leftovers: List[Dict[str, Any]],
-    boot_s: float,
+    boot_s: Optional[float],
     baseline: Optional[Baseline],
     killed: Sequence[Dict[str, Any]] = (),
     oom_kills: Optional[int] = None,
 ) -> Result:
-    """Write summary.json, then result.json. `oom_kills` are those of the job's own cgroup. Raises OSError."""
+    """Write summary.json, then result.json. Raises OSError.
+
+    `boot_s` is when the run got its lease, by the clock since boot; None if it never did. `oom_kills` are those of
+    the job's own cgroup.
+    """
     log_bytes, log_sha256 = sha256_of(LogFiles(paths).segments())
     result = Result(
         wire=WIRE,
@@ -150,7 +154,7 @@ def write_result(
         oom_killed=oom_kills > 0 if oom_kills is not None else _oom_killed(baseline),
         message=ending.message,
         ended=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        duration_s=round(max(0.0, boot_seconds() - boot_s), 3),
+        duration_s=0.0 if boot_s is None else round(max(0.0, boot_seconds() - boot_s), 3),
         gpus_clean=clean,
         killed=list(killed),
         leftovers=leftovers,

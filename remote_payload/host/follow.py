@@ -247,13 +247,14 @@ def collect_faults(paths: RunPaths, run_id: str, host: str) -> None:
                 continue  # its process lives
             head, _, stacks = file.read(FAULT_BYTES).partition(b"\n")
             if stacks.strip():
-                _tell(paths, run_id, host, head, stacks.decode("utf-8", "replace").strip())
+                when = os.fstat(file.fileno()).st_mtime  # what is found late, of a lost run, did not happen late
+                _tell(paths, run_id, host, head, stacks.decode("utf-8", "replace").strip(), when)
             elif not head and time.time() - os.fstat(file.fileno()).st_mtime < FINISH_S:
                 continue  # between its creation and its lock
             os.unlink(path)
 
 
-def _tell(paths: RunPaths, run_id: str, host: str, head: bytes, stacks: str) -> None:
+def _tell(paths: RunPaths, run_id: str, host: str, head: bytes, stacks: str, when: float) -> None:
     try:
         owner = json.loads(head)
     except ValueError:
@@ -264,6 +265,7 @@ def _tell(paths: RunPaths, run_id: str, host: str, head: bytes, stacks: str) -> 
     try:
         events.emit(
             "exception",
+            t=when,
             rank=owner.get("rank"),
             exc_type="fatal signal",
             message=first,

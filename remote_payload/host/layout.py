@@ -100,4 +100,5 @@ class RunPaths:
         self.verify = join(folder, "verify.json")  # the verify step: the kind's own part of the summary
         self.summary = join(folder, "summary.json")  # supervisor
         self.result = join(folder, "result.json")  # supervisor, last; stop, where the supervisor is dead
+        self.left = join(folder, "left.json")  # stop, of a lost run: what it found left, and whether that is gone
         self.reserve = join(folder, "reserve")  # 1 MiB, given up when result.json is written

@@ -42,8 +42,8 @@ hung may do what it was asked much later."""
 RECORDS = frozenset(
     (
         "plan.json", "start.lock", "cancelled", "run.json", "tree.jsonl", "supervisor.log", "log", "events", "ledger",
-        "work", "faults", "verify.json", "summary.json", "result.json", "reserve", BASELINE, STOP, STOP_REQUEST,
-        "extract.json", "canary.json", "rehearsal.json", "rehearsal",
+        "work", "faults", "verify.json", "summary.json", "result.json", "left.json", "reserve", BASELINE, STOP,
+        STOP_REQUEST, "extract.json", "canary.json", "rehearsal.json", "rehearsal",
     )
 )  # fmt: skip
 """What ctl writes into a run's folder. A job knows where that is (CTL_RUN_DIR), and may add to it."""

@@ -297,7 +297,7 @@ class Result(TypedDict):
     oom_killed: Optional[bool]
     message: str  # one sentence for a person
     ended: str
-    duration_s: float
+    duration_s: float  # from the lease to the end; 0 of a run that never held one
     gpus_clean: Union[bool, str]  # True, False or "unknown"; measured after the end
     killed: List[Dict[str, Any]]  # {pid, comm, signal} of each signal that ended what the job left; see `stop`
     leftovers: List[Dict[str, Any]]  # what could not be removed, with the reason; `ours` False: other people's

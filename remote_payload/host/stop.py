@@ -7,22 +7,29 @@ import json
 import os
 import signal
 import time
-from typing import Any, BinaryIO, Callable, Dict, Iterator, List
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, NamedTuple, Optional
 
 from remote_payload.host import container
 from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.children import reap_adopted
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import read_json, write_json
-from remote_payload.host.finish import STOPPING, Ending, clean_up, prove_end, read_baseline, write_result
+from remote_payload.host.finish import STOPPING, Cleanup, Ending, clean_up, prove_end, read_baseline, write_result
 from remote_payload.host.follow import collect_faults
 from remote_payload.host.journal import EventWriter
 from remote_payload.host.layout import Layout, RunPaths, check_run_id
 from remote_payload.host.lease import clear_record
-from remote_payload.host.leftovers import SHM, delete_shm
+from remote_payload.host.leftovers import SHM, Baseline, delete_shm
 from remote_payload.host.liveness import Stat, boot_seconds, judge, read_readings, send_signal, user_name
 from remote_payload.host.members import Tree, find_members, recorded, stop_members
-from remote_payload.host.protocol import EndReason, Liveness, ProcessIdentity, RunState, check_plan, check_record
+from remote_payload.host.protocol import (
+    EndReason,
+    Liveness,
+    ProcessIdentity,
+    RunState,
+    check_plan,
+    check_record,
+)
 from remote_payload.host.ps import Standing, judge_run
 from remote_payload.host.pump import PumpKeeper, open_pipe
 from remote_payload.host.start import hold_start_lock
@@ -40,9 +47,10 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     With `tell` true, lines {"doing": TEXT} for people come before the answer, as it goes on.
 
     Answers {"state", "end_reason", "gpus_clean", "killed", "leftovers", "message", "was", "was_over"}: `was` is its
-    state before anybody asked, `was_over` that it had ended by then, or was lost. Of an ended run nothing is changed
-    but what it left on the host: that is ended and looked at again, and the answer says how it is now. Raises
-    HostError if the run was never launched or cannot be judged from here.
+    state before anybody asked, `was_over` that it had ended by then, or was lost. Of a run that is over nothing is
+    changed but what it left on the host: that is ended and looked at again, and the answer says how it is now; a lost
+    one stays lost, as nobody knows how or when it ended. Raises HostError if the run was never launched or cannot be
+    judged from here.
     """
     check_record(request, {"workdir": str, "run_id": str, "grace_s": (int, float), "force": bool}, "stop request")
     paths = Layout(request["workdir"]).run(check_run_id(request["run_id"]))
@@ -89,7 +97,7 @@ def _stop(
     run = standing.run
     if standing.state is RunState.FINISHED:
         tell("it has ended before; looking whether it left anything")
-        return _stop_what_it_left(workdir, paths, standing, grace_s, tell)
+        return _stop_what_it_left(workdir, paths, standing, standing.result, grace_s, tell)
     if run is None:
         raise HostError(
             "not-launched", "the run was not launched", standing.evidence, "start it, or give it up with cancel"
@@ -101,7 +109,7 @@ def _stop(
             "not-ours-to-judge", "the run cannot be stopped from here", evidence, "log in where it was started"
         )
     if alive is Liveness.ALIVE:
-        if _ask_supervisor(paths, supervisor, grace_s, force, tell):
+        if _ask_supervisor(paths, standing, grace_s, force, tell):
             return _answer(judge_run(paths))
         if not force:
             text = "the supervisor is still stopping it after %g s" % (grace_s + FINISH_S)
@@ -112,16 +120,29 @@ def _stop(
     with hold_start_lock(paths, LOCK_WAIT_S):
         if os.path.exists(paths.result):  # another stop was faster
             return _answer(judge_run(paths))
-        tell("its supervisor is dead: stopping it in its place")
-        return _stop_in_its_place(workdir, paths, run, grace_s, tell)
+        # Asked for while its supervisor lived, the end is a stop's, whatever is left by now.
+        standing = judge_run(paths, lock_is_ours=True) if alive is Liveness.DEAD else standing
+        if standing.state is not RunState.LOST:
+            tell("its supervisor is dead: stopping it in its place")
+            return _stop_in_its_place(workdir, paths, run, grace_s, tell)
+        left = read_json(paths.left)
+        if left is None:
+            tell("it is lost, neither supervisor nor job lives; looking what it left")
+            return _clean_up_lost(workdir, paths, standing, run, grace_s, tell)
+    tell("it is lost, and was looked at before; looking whether it left anything")
+    return _stop_what_it_left(workdir, paths, standing, left, grace_s, tell)
 
 
-def _ask_supervisor(paths: RunPaths, supervisor: ProcessIdentity, grace_s: float, force: bool, tell: Tell) -> bool:
+def _ask_supervisor(paths: RunPaths, standing: Standing, grace_s: float, force: bool, tell: Tell) -> bool:
     """Send the request and wait, telling what the supervisor tells; return whether the run ended in order."""
+    supervisor: ProcessIdentity = (standing.run or {})["supervisor"]
     told = _Notices(os.path.join(paths.events, "supervisor.jsonl"))
     write_json(os.path.join(paths.folder, STOP_REQUEST), {"grace_s": grace_s, "by": user_name(os.getuid())})
     send_signal(supervisor["pid"], supervisor["start_ticks"], signal.SIGTERM)
-    tell("its supervisor has been asked to stop it")
+    if standing.state is RunState.QUEUED:
+        tell("it waits in the queue, and has been asked to leave it")
+    else:
+        tell("its supervisor has been asked to stop it")
     deadline = time.monotonic() + grace_s + FINISH_S
     while time.monotonic() < deadline:
         over = os.path.exists(paths.result) or judge(supervisor)[0] is Liveness.DEAD
@@ -166,10 +187,70 @@ def _wait_dead(supervisor: ProcessIdentity) -> None:
         time.sleep(0.05)
 
 
+class _Cleared(NamedTuple):
+    """What a stop found and did where no supervisor lives."""
+
+    done: Cleanup
+    leftovers: List[Dict[str, Any]]
+    baseline: Optional[Baseline]
+
+
 def _stop_in_its_place(
     workdir: str, paths: RunPaths, run: Dict[str, Any], grace_s: float, tell: Tell
 ) -> Dict[str, Any]:
+    """End the job of a run whose supervisor is dead, and write how it ended."""
     plan = check_plan(read_json(paths.plan))
+    events = EventWriter(paths.events, "stop", plan["run_id"], plan["host"]["name"])
+    events.emit("state", state=RunState.STOPPING.value, text="stopped without its supervisor, which is dead")
+    cleared = _clear_up(workdir, paths, plan, run, grace_s, tell)
+    done = cleared.done
+    message = "stopped; its supervisor had died before (%s)" % done.evidence
+    ending = Ending(EndReason.STOPPED, message, run.get("step"))
+    events.emit(
+        "end",
+        end_reason=ending.end_reason.value,
+        exit_code=None,
+        signal=None,
+        message=message,
+        gpus_clean=done.clean,
+    )
+    write_result(
+        paths,
+        plan,
+        ending,
+        clean=done.clean,
+        leftovers=cleared.leftovers,
+        boot_s=run["boot_s"],
+        baseline=cleared.baseline,
+        killed=done.stopped.killed,
+        oom_kills=done.oom_kills,
+    )
+    return _answer(judge_run(paths))
+
+
+def _clean_up_lost(
+    workdir: str, paths: RunPaths, standing: Standing, run: Dict[str, Any], grace_s: float, tell: Tell
+) -> Dict[str, Any]:
+    """Clear up after a run that is lost, give its lease back, and note in left.json what is left.
+
+    No result is written and no event: that would be an end, with a reason and a time that nobody has seen.
+    """
+    cleared = _clear_up(workdir, paths, check_plan(read_json(paths.plan)), run, grace_s, tell)
+    done = cleared.done
+    left = {
+        "gpus_clean": done.clean,
+        "killed": done.stopped.killed,
+        "leftovers": cleared.leftovers,
+        "message": "it was over before, and stays lost; what it left was looked at: %s" % done.evidence,
+    }
+    write_json(paths.left, left)
+    return dict(_answer(standing), **left)
+
+
+def _clear_up(
+    workdir: str, paths: RunPaths, plan: Dict[str, Any], run: Dict[str, Any], grace_s: float, tell: Tell
+) -> _Cleared:
+    """End the members that live, drain the log, sweep shared memory, and mark the lease free, or dirty."""
     run_id = plan["run_id"]
     tree = Tree(paths.tree)
     # Recorded pids are of the supervisor's boot; after a reboot they may belong to anybody.
@@ -188,8 +269,6 @@ def _stop_in_its_place(
     pipe = open_pipe(paths) if os.path.exists(paths.pipe) else None
     keeper.ensure()
     baseline = read_baseline(paths)
-    events = EventWriter(paths.events, "stop", run_id, plan["host"]["name"])
-    events.emit("state", state=RunState.STOPPING.value, text="stopped without its supervisor, which is dead")
     done = clean_up(
         paths,
         find=find,
@@ -212,38 +291,25 @@ def _stop_in_its_place(
         problem = clear_record(path, run_id, workdir, done.clean is True)
         if problem:
             leftovers.append({"path": path, "reason": problem})
-    message = "stopped; its supervisor had died before (%s)" % done.evidence
-    ending = Ending(EndReason.STOPPED, message, run.get("step"))
-    events.emit(
-        "end",
-        end_reason=ending.end_reason.value,
-        exit_code=None,
-        signal=None,
-        message=message,
-        gpus_clean=done.clean,
-    )
-    write_result(
-        paths,
-        plan,
-        ending,
-        clean=done.clean,
-        leftovers=leftovers,
-        boot_s=run["boot_s"],
-        baseline=baseline,
-        killed=done.stopped.killed,
-        oom_kills=done.oom_kills,
-    )
-    return _answer(judge_run(paths))
+    return _Cleared(done, leftovers, baseline)
 
 
 def _stop_what_it_left(
-    workdir: str, paths: RunPaths, standing: Standing, grace_s: float, tell: Tell
+    workdir: str,
+    paths: RunPaths,
+    standing: Standing,
+    left: Optional[Dict[str, Any]],
+    grace_s: float,
+    tell: Tell,
 ) -> Dict[str, Any]:
-    """Try once more to end what outlived a run, and say how it is now; result.json stays as it was at its end."""
-    answer = _answer(standing)
-    run, result = standing.run, standing.result
+    """Try once more to end what outlived a run, and say how it is now.
+
+    `left` is what was noted of it: its result.json, of a lost one left.json. Both stay as they are.
+    """
+    answer = _answer(standing) if standing.result or not left else dict(_answer(standing), **left)
+    run, run_id = standing.run, os.path.basename(paths.folder)
     baseline = read_baseline(paths)
-    if run is None or result is None or baseline is None or not _same_boot(run["supervisor"]):
+    if run is None or left is None or baseline is None or not _same_boot(run["supervisor"]):
         return answer
     cgroup = Cgroup(run["cgroup"]) if run.get("cgroup") else None
     known = recorded(paths.tree)
@@ -251,7 +317,7 @@ def _stop_what_it_left(
     def find() -> List[Stat]:
         return find_members(paths.folder, known, cgroup=cgroup.path if cgroup else None)
 
-    if result["gpus_clean"] is True and not find():
+    if left["gpus_clean"] is True and not find():
         return answer
     with hold_start_lock(paths, LOCK_WAIT_S):
         kill_all = cgroup.kill if cgroup else lambda: None
@@ -261,7 +327,7 @@ def _stop_what_it_left(
         if unremoved:
             leftovers.append({"path": paths.folder, "reason": unremoved})
         # Others may have made files of the same names since it ended, so that only those are looked at again.
-        named = [str(item.get("path")) for item in result["leftovers"] if item.get("ours")]
+        named = [str(item.get("path")) for item in left["leftovers"] if item.get("ours")]
         survivors = [each["pid"] for each in stopped.leftovers]
         kept = delete_shm([path for path in named if os.path.dirname(path) == SHM])
         leftovers += [{"ours": each.get("pid") in survivors, **each} for each in kept]
@@ -270,10 +336,10 @@ def _stop_what_it_left(
             leftovers.append({"path": run["cgroup"], "reason": problem})
         clean, evidence = prove_end(baseline, known, len(stopped.leftovers), unremoved or hidden)
         for path in baseline.leases:
-            problem = clear_record(path, result["run_id"], workdir, clean is True)
+            problem = clear_record(path, run_id, workdir, clean is True)
             if problem:
                 leftovers.append({"path": path, "reason": problem})
-    message = "%s; what it had left was looked at again: %s" % (result["message"], evidence)
+    message = "%s; what it had left was looked at again: %s" % (left["message"], evidence)
     return dict(answer, gpus_clean=clean, killed=stopped.killed, leftovers=leftovers, message=message)
 
 

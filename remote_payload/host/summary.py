@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import platform
-from typing import Any, Dict, List, Optional
+import time
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from remote_payload.host.files import read_json, read_lines
 from remote_payload.host.layout import RunPaths
@@ -16,7 +17,7 @@ SCHEMA_VERSION = 1
 
 PHASE_TIMINGS = {
     "data": "data_s", "load": "load_s", "probe": "probe_s", "canary": "canary_s", "canary-end": "canary_s",
-    "capture": "extract_s",
+    "capture": "extract_s", "drain": "extract_s",
 }  # fmt: skip
 """Phases of the driver whose durations add up to a timing; `verify.json` knows better where it has one."""
 
@@ -52,17 +53,7 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
     reason = EndReason(result["end_reason"])
     # A command may survive a process that failed, and say so by its exit code; an extraction never does.
     outlived = reason is EndReason.SUCCEEDED and plan["job"]["kind"] == "command"
-    problems = [] if outlived else fold_exceptions(events)
-    for event in events:
-        if event.get("type") == "problem":  # what a job found out itself; no traceback would say more
-            problems.append({key: event.get(key, "") for key in ("code", "what", "why", "fix")})
-    try:
-        verify = read_json(paths.verify) or {}
-    except (OSError, ValueError) as error:
-        verify = {}
-        what = "verify.json cannot be read"
-        problems.append({"code": "verify-unreadable", "what": what, "why": str(error), "fix": ""})
-    problems += verify.pop("problems", [])
+    verify, problems = _verified(paths, events, [] if outlived else fold_exceptions(events))
     if reason not in (EndReason.SUCCEEDED, EndReason.STOPPED, EndReason.CANCELLED):
         extracting = reason is not EndReason.VERIFY_FAILED or plan["job"]["kind"] in ("extract", "convert")
         fix = (
@@ -80,15 +71,80 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
                 "fix": "have the processes ended by an administrator; the lease stays dirty until then",
             }
         )
+    return _document(
+        paths,
+        plan,
+        events,
+        verify,
+        problems,
+        timings={"host_s": result["duration_s"]},
+        versions={"wire": WIRE, "bootstrap_python": platform.python_version()},
+        ending={
+            "state": RunState.FINISHED.value,
+            "end_reason": reason.value,
+            "gpus_clean": result["gpus_clean"],
+        },
+    )
+
+
+def build_lost_summary(paths: RunPaths, plan: Dict[str, Any], run: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the summary of a run that is lost, from its folder or a copy of that; `run` is its run.json.
+
+    Nobody saw its end: `end_reason` is None, there is no `host_s`, and `last_seen` (UTC, None if it never said
+    anything) is the time of its last event.
+    """
+    # In a copy there are also those of whoever watched, by another clock and after the end.
+    events = [event for event in _read_events(paths) if event.get("writer") != "controller"]
+    verify, problems = _verified(paths, events, fold_exceptions(events))
+    times = _times(events)
+    seen = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(max(times))) if times else None
+    return _document(
+        paths,
+        plan,
+        events,
+        verify,
+        problems,
+        timings={},
+        versions={"wire": run.get("wire")},
+        ending={"state": RunState.LOST.value, "end_reason": None, "last_seen": seen, "gpus_clean": "unknown"},
+    )
+
+
+def _verified(
+    paths: RunPaths, events: List[Dict[str, Any]], problems: List[Dict[str, Any]]
+) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
+    """Return verify.json without its problems, and all problems that are known, those given first."""
+    for event in events:
+        if event.get("type") == "problem":  # what a job found out itself; no traceback would say more
+            problems.append({key: event.get(key, "") for key in ("code", "what", "why", "fix")})
+    try:
+        verify = read_json(paths.verify) or {}
+    except (OSError, ValueError) as error:
+        verify = {}
+        what = "verify.json cannot be read"
+        problems.append({"code": "verify-unreadable", "what": what, "why": str(error), "fix": ""})
+    return verify, problems + verify.pop("problems", [])
+
+
+def _document(
+    paths: RunPaths,
+    plan: Dict[str, Any],
+    events: List[Dict[str, Any]],
+    verify: Dict[str, Any],
+    problems: List[Dict[str, Any]],
+    *,
+    timings: Dict[str, Any],
+    versions: Dict[str, Any],
+    ending: Dict[str, Any],
+) -> Dict[str, Any]:
     if plan["job"]["kind"] == "extract" and "samples" not in verify:
         counted = _count_samples(paths, events)
         verify = {**verify, "samples": counted} if counted else verify
-    timings = {**plan["timings"], **_measured(events), **verify.pop("timings", {}), "host_s": result["duration_s"]}
+    timings = {**plan["timings"], **_measured(events), **verify.pop("timings", {}), **timings}
     versions = {
         "ctl": plan.get("ctl_version"),
-        "wire": WIRE,
         "payload": plan["payload"],
-        "bootstrap_python": platform.python_version(),
+        **versions,
         **verify.pop("versions", {}),
     }
     return {
@@ -97,12 +153,10 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
         "kind": plan["job"]["kind"],
         "run_id": plan["run_id"],
         "outputs": [output["path"] for output in plan["job"].get("outputs", [])],
-        "state": RunState.FINISHED.value,
-        "end_reason": reason.value,
+        **ending,
         "hosts": [plan["host"]["name"]],
         "timings": timings,
         "versions": versions,
-        "gpus_clean": result["gpus_clean"],
         "allowed": plan.get("allowed", []),
         "problems": problems,
     }
@@ -162,15 +216,45 @@ def _count_samples(paths: RunPaths, events: List[Dict[str, Any]]) -> Optional[Di
 
 
 def _measured(events: List[Dict[str, Any]]) -> Dict[str, float]:
+    """Return the timings that the events tell, also of what failed, or was cut off by the end."""
     timings: Dict[str, float] = {}
-    for event in events:
-        if event.get("status") == "done" and isinstance(event.get("seconds"), (int, float)):
-            name = (PHASE_TIMINGS if event.get("type") == "phase" else STEP_TIMINGS).get(str(event.get("name")))
-            if name:
-                timings[name] = round(timings.get(name, 0.0) + event["seconds"], 3)
+    for event, seconds in _durations(events):
+        name = (PHASE_TIMINGS if event["type"] == "phase" else STEP_TIMINGS).get(str(event.get("name")))
+        if name:
+            timings[name] = round(timings.get(name, 0.0) + seconds, 3)
     if waited := paused_seconds(events):
         timings["paused_s"] = round(waited, 3)
     return {**timings, **_shutdown(events)}
+
+
+def _durations(events: List[Dict[str, Any]]) -> Iterator[Tuple[Dict[str, Any], float]]:
+    """Yield each phase and step with its seconds; of one that never came to its end those to the end of the work.
+
+    That is when the stop began, else the run's end, else its last sign of life.
+    """
+    begun: Dict[Tuple[str, str, str], Dict[str, Any]] = {}
+    for event in events:
+        if event.get("type") not in ("phase", "step"):
+            continue
+        key = (str(event.get("writer")), str(event["type"]), str(event.get("name")))
+        if event.get("status") == "started":
+            begun[key] = event
+        elif event.get("status") in ("done", "failed", "skipped"):
+            started, seconds = begun.pop(key, None), event.get("seconds")
+            if seconds is None and started is not None and len(_times([started, event])) == 2:
+                seconds = max(0.0, event["t"] - started["t"])
+            if event["status"] != "skipped" and isinstance(seconds, (int, float)):
+                yield event, seconds
+    stopping = _times([e for e in events if e.get("type") == "state" and e.get("state") == RunState.STOPPING.value])
+    ends = stopping or _times([event for event in events if event.get("type") == "end"])
+    over = min(ends) if ends else max(_times(events), default=0.0)
+    for event in begun.values():
+        if _times([event]):
+            yield event, max(0.0, over - event["t"])
+
+
+def _times(events: List[Dict[str, Any]]) -> List[float]:
+    return [event["t"] for event in events if isinstance(event.get("t"), (int, float))]
 
 
 def _shutdown(events: List[Dict[str, Any]]) -> Dict[str, float]:

@@ -236,7 +236,8 @@ class Supervisor:
             ending,
             clean="unknown",
             leftovers=[],
-            boot_s=self._boot_s,
+            # While it only queued it had nothing of the host: no time there, and no GPU-hours.
+            boot_s=None if self._lease is None else self._boot_s,
             baseline=self._baseline,
         )
         self._give_word({"outcome": "refused", "result": result, "detail": detail})

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Dict, List, Optional, Set
 from remote_payload.host.children import reap_adopted
 from remote_payload.host.clear import clear
 from remote_payload.host.errors import HostError
+from remote_payload.host.files import read_json
 from remote_payload.host.finish import read_baseline
 from remote_payload.host.layout import OUTPUT_LEDGER, RUN_ID, Layout, RunPaths
 from remote_payload.host.lease import is_of, lease_folder, list_leases
@@ -166,16 +167,19 @@ def left_by_run(run_id: str, paths: RunPaths, standing: Standing, leased: bool) 
 
 
 def _shm_of(paths: RunPaths, run: Dict[str, Any]) -> List[str]:
-    """Return the files of /dev/shm that a run left: for one that has ended, only those that its result names."""
+    """Return the files of /dev/shm that a run left: for one whose end was looked at, only those that are named there.
+
+    That is result.json, and of a lost run left.json.
+    """
     baseline = read_baseline(paths)
     if baseline is None or run["supervisor"]["boot"] != read_readings().boot:
         return []
     started = time.time() - max(0.0, boot_seconds() - run["boot_s"])
     found, _ = find_shm(baseline.shm, started)
-    result = judge_run(paths).result
-    if result is not None:
+    left = judge_run(paths).result or read_json(paths.left)
+    if left is not None:
         # Others may have made files of the same names since it ended.
-        named = {str(item.get("path")) for item in result["leftovers"]}
+        named = {str(item.get("path")) for item in left["leftovers"]}
         found = [path for path in found if path in named]
     return found
 

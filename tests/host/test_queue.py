@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,14 @@ def test_stop_leaves_the_queue_and_starts_nothing(host: HostRun) -> None:
     hold(host)
     plan = host.plan(host.python("open('started', 'w')"), job=WAIT)
     host.start(plan)
-    answer = host.ask("stop", {"run_id": plan["run_id"], "grace_s": 1, "force": False})
+    time.sleep(0.2)  # some time in the queue, which is none on the host
+    request = {"run_id": plan["run_id"], "grace_s": 1, "force": False, "tell": True}
+    *told, answer = map(json.loads, host.call("stop", request)[1].splitlines())
+    assert [each["doing"] for each in told] == ["it waits in the queue, and has been asked to leave it"]
     assert (answer["state"], answer["end_reason"]) == ("finished", "stopped")
     assert "queued" in answer["message"]
+    paths = host.paths(plan)
+    assert (host.read(paths.result)["duration_s"], host.read(paths.summary)["timings"]["host_s"]) == (0.0, 0.0)
     third = host.plan(host.python("print('third')"), job=WAIT)
     host.start(third)
     (host.folder / "release").touch()

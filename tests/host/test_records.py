@@ -20,7 +20,7 @@ from remote_payload.host.journal import EventWriter, Journal
 from remote_payload.host.layout import RunPaths
 from remote_payload.host.leftovers import Baseline
 from remote_payload.host.protocol import EndReason, Result
-from remote_payload.host.summary import build_summary, fold_exceptions
+from remote_payload.host.summary import build_lost_summary, build_summary, fold_exceptions
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(path.stem for path in (ROOT / "remote_payload" / "host").glob("*.py") if path.stem != "__init__")
@@ -191,6 +191,63 @@ def test_the_summary_merges_verify_and_lists_causes_before_the_verdict(tmp_path:
     assert summary["allowed"] == []
     allowed = build_summary(paths, {**PLAN, "allowed": ["disk-low"]}, result(end_reason="succeeded"))
     assert allowed["allowed"] == ["disk-low"]
+
+
+def written(paths: RunPaths, *events: tuple[float, str, str, str, str | None, float | None]) -> None:
+    """Write events (t, writer, type, name or state, status, seconds)."""
+    os.makedirs(paths.events, exist_ok=True)
+    for seq, (t, writer, kind, name, status, seconds) in enumerate(events):
+        record = {"type": kind, "t": t, "writer": writer, "seq": seq, "status": status, "seconds": seconds}
+        record.update({"state": name} if kind == "state" else {"name": name})
+        with open(os.path.join(paths.events, f"{writer}.jsonl"), "a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+CAPTURING = (
+    (5.0, "driver", "phase", "load", "started", None), (45.0, "driver", "phase", "load", "done", 40.0),
+    (45.0, "driver", "phase", "capture", "started", None),
+)  # fmt: skip
+
+
+def test_the_stage_that_a_stop_cut_off_has_its_time(tmp_path: Path) -> None:
+    """Else most of a stopped run's time would be nobody's; what the stop itself took is not the capture's."""
+    paths = RunPaths(str(tmp_path))
+    written(
+        paths, *CAPTURING, (119.0, "supervisor", "state", "stopping", None, None),
+        (140.0, "supervisor", "end", "", None, None),
+    )  # fmt: skip
+    timings = build_summary(paths, PLAN, result(end_reason="stopped", duration_s=140.0))["timings"]
+    assert timings == {"push_s": 1.0, "load_s": 40.0, "extract_s": 74.0, "host_s": 140.0}
+
+
+def test_so_has_one_that_failed_or_was_cut_off_while_it_wrote_its_rest(tmp_path: Path) -> None:
+    paths = RunPaths(str(tmp_path))
+    written(
+        paths, (0.0, "supervisor", "step", "rehearse", "started", None),
+        (4.0, "supervisor", "step", "rehearse", "failed", 4.0), *CAPTURING,
+        (50.0, "driver", "phase", "capture", "done", 5.0), (50.0, "driver", "phase", "drain", "started", None),
+        (52.0, "supervisor", "end", "", None, None),
+    )  # fmt: skip
+    timings = build_summary(paths, PLAN, result(duration_s=52.0))["timings"]
+    assert (timings["rehearse_s"], timings["load_s"], timings["extract_s"]) == (4.0, 40.0, 7.0)
+
+
+def test_a_lost_runs_time_ends_with_its_last_sign_of_life(tmp_path: Path) -> None:
+    paths = RunPaths(str(tmp_path))
+    written(
+        paths, *CAPTURING, (60.5, "sampler", "sample", "", None, None),
+        (5000.0, "controller", "stage", "watch", "done", 3.0),  # of whoever looked later
+    )  # fmt: skip
+    summary = build_lost_summary(paths, PLAN, {"wire": 1})
+    assert (summary["state"], summary["end_reason"], summary["gpus_clean"]) == ("lost", None, "unknown")
+    assert summary["last_seen"] == "1970-01-01T00:01:00Z"
+    assert summary["timings"] == {"push_s": 1.0, "load_s": 40.0, "extract_s": 15.5}
+    assert "bootstrap_python" not in summary["versions"], "that of the host is not known here"
+
+
+def test_a_lost_run_that_never_said_anything_was_never_seen(tmp_path: Path) -> None:
+    summary = build_lost_summary(RunPaths(str(tmp_path)), PLAN, {"wire": 1})
+    assert (summary["last_seen"], summary["timings"], summary["problems"]) == (None, {"push_s": 1.0}, [])
 
 
 def test_an_extraction_that_was_not_verified_says_how_far_it_came(tmp_path: Path) -> None:

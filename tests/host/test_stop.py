@@ -248,7 +248,73 @@ def test_a_lost_run_is_seen_and_its_lease_is_taken_over_only_because_nothing_liv
     assert (lease["run_id"], lease["alive"]) == (plan["run_id"], "dead")
     host.launch(host.plan(host.python("pass")))
     answer = stop(host, plan)
-    assert (answer["end_reason"], answer["was"], answer["was_over"]) == ("stopped", "lost", True)
+    assert (answer["state"], answer["end_reason"], answer["was"], answer["was_over"]) == ("lost", None, "lost", True)
+
+
+def lose(host: HostRun, plan: Any) -> Any:
+    """Launch a run, kill its supervisor and its job with its child, and return its paths."""
+    paths = host.launch(plan)
+    host.wait_file("child")
+    host.job(paths)
+    wait_until(lambda: host.log(paths) == b"child up\n", "the pump has written it")
+    host.kill_supervisor(paths)
+    host.close()
+    wait_until(lambda: host.state(plan)["state"] == "lost", "nothing of it lives")
+    return paths
+
+
+def test_a_stop_of_a_lost_run_invents_no_end_for_it(host: HostRun) -> None:
+    """Nobody stopped it, and nobody knows when it died: a reboot must not become a stop on request."""
+    plan = host.plan(host.python(CHILD))
+    paths = lose(host, plan)
+    events = sorted(Path(paths.events).iterdir())
+    code, stdout = host.call("stop", {"run_id": plan["run_id"], "grace_s": 5, "force": False, "tell": True})
+    *told, answer = map(json.loads, stdout.splitlines())
+    assert code == 0
+    assert [each["doing"] for each in told] == ["it is lost, neither supervisor nor job lives; looking what it left"]
+    assert (answer["state"], answer["end_reason"], answer["was_over"]) == ("lost", None, True)
+    assert (answer["gpus_clean"], answer["killed"], left_by_the_run(answer)) == (True, [], [])
+    assert answer["message"].startswith("it was over before, and stays lost; what it left was looked at: ")
+    assert not os.path.exists(paths.result)
+    assert not os.path.exists(paths.summary)
+    assert sorted(Path(paths.events).iterdir()) == events, "no word of an end, or of a stop"
+    row = host.state(plan)
+    assert (row["state"], row["end_reason"], row["ended"]) == ("lost", None, None)
+    assert host.ask("ps", {})["leases"] == [], "its lease is given back all the same"
+    assert host.log(paths) == b"child up\n"
+
+    again = stop(host, plan)
+    assert again == answer, "a second one changes nothing, and says so"
+
+
+def test_a_second_stop_of_a_lost_run_looks_only_at_what_the_first_found(host: HostRun) -> None:
+    """What is made in /dev/shm later is a later run's."""
+    plan = host.plan(host.python(CHILD))
+    lose(host, plan)
+    assert stop(host, plan)["gpus_clean"] is True
+    used, unused = (Path(f"/dev/shm/psm_{plan['run_id']}_{name}") for name in ("used", "unused"))
+    try:
+        unused.touch()
+        request = {"lease_dir": str(host.lease_dir), "outputs": [], "confirmed": None}
+        assert [each for each in host.ask("tidy", request)["actions"] if each["run_id"] == plan["run_id"]] == []
+        with used.open("w"):  # of a file that nobody has open, any run on this machine that ends may make an end
+            assert str(used) not in [left.get("path") for left in stop(host, plan)["leftovers"]]
+    finally:
+        used.unlink(missing_ok=True)
+        unused.unlink(missing_ok=True)
+
+
+def test_a_run_that_dies_of_its_stop_was_stopped(host: HostRun) -> None:
+    """Its supervisor does not answer and is killed by force: then nothing lives, but somebody asked while it did."""
+    plan = host.plan(host.python("open('child', 'w').write('1'); import time; time.sleep(300)"))
+    paths = host.launch(plan)
+    host.wait_file("child")
+    job = host.job(paths)
+    supervisor = host.read(paths.run)["supervisor"]["pid"]
+    os.kill(supervisor, signal.SIGSTOP)
+    os.kill(job["pid"], signal.SIGKILL)
+    answer = stop(host, plan, grace_s=0.0, force=True)
+    assert (answer["state"], answer["end_reason"], answer["was"]) == ("finished", "stopped", "running")
 
 
 def test_stop_before_a_launch_and_for_an_unknown_run_explains_itself(host: HostRun) -> None:

@@ -66,6 +66,22 @@ def test_a_line_for_each_change() -> None:
     assert lines[-1] == "job: load started: Kimi-K2.5, TP=8"
 
 
+@pytest.mark.parametrize(
+    ("reason", "message", "said"),
+    [
+        ("stopped", "stopped while it was queued; nothing was started",
+         "stopped on request: stopped while it was queued; nothing was started"),
+        ("lease-busy", "held by run R", "refused: another run holds the host: held by run R; nothing was started"),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_run_that_never_began_casts_no_doubt_on_its_host(reason: str, message: str, said: str) -> None:
+    add = Script()
+    add(1.0, "supervisor", "state", state="queued", text="held by run R")
+    end = {"end_reason": reason, "exit_code": None, "signal": None, "message": message, "gpus_clean": "unknown"}
+    add(9.0, "supervisor", "end", **end)
+    assert plain(add)[-1] == f"run {RUN} {said}"
+
+
 def stamps(script: Script, now: float) -> list[str]:
     """Return the times in front of the lines of a plain view that meets all events at `now`."""
     stream = io.StringIO()

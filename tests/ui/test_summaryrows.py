@@ -145,3 +145,28 @@ def test_a_pause_is_no_part_of_its_own() -> None:
     timings = {"host_s": 100.0, "load_s": 10.0, "extract_s": 80.0, "paused_s": 60.0}
     time = str(dict(summary_rows({**SUMMARY, "timings": timings}))["time"])
     assert "load 10 s, extract 1 min 20 s, other 10 s; paused 1 min 00 s of that, for room on the disk" in time
+
+
+def test_a_run_that_left_the_queue_was_never_on_the_host() -> None:
+    summary = {
+        "kind": "command", "state": "finished", "end_reason": "stopped", "gpus_clean": "unknown", "last_stage": None,
+        "timings": {"push_s": 0.2, "host_s": 0.0},
+    }  # fmt: skip
+    rows = {label: value.plain for label, value in summary_rows(summary)}
+    assert rows == {"time": "before the launch push 0.2 s", "after": "nothing was started"}
+
+
+def test_a_lost_run_says_when_it_was_seen_last() -> None:
+    summary = {
+        "kind": "extract", "state": "lost", "end_reason": None, "last_seen": "2026-01-02T03:09:00Z",
+        "gpus_clean": "unknown", "last_stage": {"step": "extract", "phase": "capture", "seconds": 14.0},
+        "samples": {"expected": 900, "written": 257, "missing": 643}, "timings": {"extract_s": 14.0},
+    }  # fmt: skip
+    assert {label: value.plain for label, value in summary_rows(summary)} == {
+        "while": "capturing hidden states, after 14 s",
+        "last seen": "2026-01-02T03:09:00Z",
+        "samples": "257 of 900 written, 643 missing",
+        "go on": "the same command with `--stale resume` keeps what is written and adds the rest",
+        "time": "extract 14 s",
+        "after": "not known whether the host is clean",
+    }
