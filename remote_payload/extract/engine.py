@@ -90,7 +90,9 @@ class Extraction:
             if not len(samples):
                 raise ConfigError(f"shard {spec['shard']} is empty: the data set gives {len(data.samples)} samples")
         pending, kept = self._take_over(samples, output.identity(spec, settings, facts))
-        progress = Progress(self._events, total=len(samples), skipped=self._refused.skipped, kept=kept)
+        progress = Progress(
+            self._events, total=len(samples), skipped=self._refused.skipped, records=data.indexes, kept=kept
+        )
         progress.beat()  # before the long load, so that an end in its midst can say of how many
         watch = EngineWatch(self._job.paths.events, partial(self._give_up, pending))
         try:

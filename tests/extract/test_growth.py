@@ -109,7 +109,7 @@ def test_a_sample_on_disk_leaves_nothing_in_the_drivers_memory(
         samples.add(Sample(index=index, token_ids=[index] * TOKENS, loss_mask=None))
     events = PatientEvents(EventWriter(str(tmp_path / "events"), "driver", "20260102-030405-abcdef", "here"))
     room = Room(output=str(tmp_path), ranks=1, row_bytes=100, buffer_bytes=1 << 30, side_bytes=8, rewrites=False)
-    with Progress(events, total=SAMPLES, skipped=0, kept=Counts()) as progress:
+    with Progress(events, total=SAMPLES, skipped=0, records=SAMPLES, kept=Counts()) as progress:
         tail = LedgerTail(str(tmp_path / "ledger"))
         Admission(engine, room, tail, progress, lambda level, code, text: None).run(samples)
     assert progress.done == SAMPLES
