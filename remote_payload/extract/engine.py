@@ -300,7 +300,7 @@ class Extraction:
             {
                 "expected": len(samples), "tokens": samples.tokens, "records": data.indexes,
                 "shard": list(self._shard), "data": describe(data),
-                "skipped": dict(self._refused.counts), "skipped_lines": self._refused.lines,
+                **self._refused.document(),
                 "blank_lines": data.blank.count, "boundaries": list(settings.boundaries),
                 "num_layers": facts.layers, "hidden": facts.hidden,
                 "final_norm": settings.final_norm, "capture_path": path,

@@ -236,8 +236,8 @@ def test_the_verify_step_holds_no_line_longer_than_it_looks_at_it(tmp_path: Path
     write_json(
         os.path.join(paths.folder, MANIFEST),
         {"expected": count, "tokens": count * TOKENS, "records": count, "shard": [1, 1], "data": "jsonl",
-         "skipped": {}, "skipped_lines": {}, "blank_lines": 0, "boundaries": [2, 4, 5, 8],
-         "num_layers": 8, "hidden": 4, "final_norm": False,
+         "skipped": {}, "skipped_lines": {}, "noted": {}, "noted_lines": {}, "blank_lines": 0,
+         "boundaries": [2, 4, 5, 8], "num_layers": 8, "hidden": 4, "final_norm": False,
          "capture_path": "hooks", "token_lengths": [], "versions": {}},
     )  # fmt: skip
     verify(paths)  # what is loaded and cached once
