@@ -106,9 +106,7 @@ def plan_convert(
     refuse_unlaunched(folder)
     source = load_plan(folder)
     if source is None:
-        raise UsageError(
-            f"{folder.path} holds no plan", fix=f"attach first: `ctl attach {folder.run_id} --host HOST`"
-        )
+        raise folder.missing("plan.json", f"attach first: `ctl attach {folder.run_id} --host HOST`")
     target = workspace.config.host(host or source["host"]["name"])
     plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **stamp())
     return Intention(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from controller.afterwards import Afterwards
 from controller.contact import Ask, Pause, list_runs, open_transport, pushed_context
 from controller.core.config import Config
-from controller.core.errors import UsageError
+from controller.core.errors import ConnectionFailed, ConnectionLost, UsageError
+from controller.core.events import Event
 from controller.core.model import Host
 from controller.localdisk import copying
 from controller.run import Run, Sink, load_plan
 from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run, matching
 from controller.stages.base import Context
+from controller.stages.mirror import COPY_DAMAGED
+from controller.ui.clean import text as cleaned
+from controller.ui.terminal import err_console
 from controller.workspace import Workspace, load_workspace
 
 
@@ -47,10 +51,9 @@ def open_run(
         # Its copy was cut off before the plan came, or files were lost here: the host still says what the run is.
         name = host or (record["name"] if record else None)
         if name is None:
-            raise UsageError(
-                f"{folder.path} holds no plan", why="it was not made by ctl, or its copy was cut off",
-                fix=f"name the host of the run: `ctl attach {folder.run_id} --host HOST`",
-            )  # fmt: skip
+            error = folder.missing("plan.json", f"name the host of the run: `ctl attach {folder.run_id} --host HOST`")
+            error.why = error.why or "it was not made by ctl, or its copy was cut off"
+            raise error
         return _adopt_run(folder.path.parent, folder.run_id, workspace.config.host(name), sinks, ask, pause)
     if host is not None:
         _refuse_other_host(workspace.config, folder.run_id, host, record)
@@ -86,12 +89,52 @@ def _refuse_other_host(config: Config, run_id: str, named: str, record: Mapping[
 
 
 def copy_what_is_new(run: Run) -> None:
-    """Bring the local copy up to date, unless another process of this workstation does so all the time."""
+    """Bring the local copy up to date, unless another process of this workstation does so all the time.
+
+    What was damaged of it is said on stderr: nobody watches.
+    """
+    with _telling_damage(run):
+        try:
+            run.watch(follow=False)
+        except UsageError as error:
+            if error.code != ALREADY_WATCHED:
+                raise
+
+
+def mend(run: Run) -> None:
+    """Have the damaged documents of an ended run's copy written anew, if there are any and its host can be asked.
+
+    Where it cannot, that is said on stderr: what is whole of the copy is still to be read.
+    """
+    if not run.folder.damaged():
+        return
+    with _telling_damage(run):
+        try:
+            run.refresh()
+        except (ConnectionFailed, ConnectionLost) as error:
+            names = ", ".join(str(run.folder.path / name) for name in run.folder.damaged())
+            words = f"{names} is damaged, and {run.host} cannot be asked for it: {error.what}"
+            err_console().print(cleaned(words), soft_wrap=True)
+
+
+@contextmanager
+def _telling_damage(run: Run) -> Iterator[None]:
+    run.add_sink(sink := _Damage())
     try:
-        run.watch(follow=False)
-    except UsageError as error:
-        if error.code != ALREADY_WATCHED:
-            raise
+        yield
+    finally:
+        run.remove_sink(sink)
+
+
+class _Damage:
+    """Prints what a copy says of damaged files, and nothing else."""
+
+    def event(self, event: Event) -> None:
+        if event.type == "notice" and event.get("code") == COPY_DAMAGED:
+            err_console().print(cleaned(str(event.get("text"))), soft_wrap=True)
+
+    def log(self, data: bytes) -> None:
+        """A log is for who asked for it."""
 
 
 def refuse_unlaunched(folder: RunFolder) -> None:

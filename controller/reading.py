@@ -60,6 +60,7 @@ def logs(run_id: str | None, host: str | None, wanted: Wanted) -> ExitCode:
             return code
         if not run.ended:
             _copy_or_say(run)
+        lookup.mend(run)
         if wanted.problem:
             place, lines = diagnosis.problem_lines(run.folder) or (_no_problem(run), [])
             err_console().print(cleaned(place), soft_wrap=True)

@@ -58,7 +58,7 @@ def _up_to_date(run_id: str | None, host: str | None) -> tuple[RunFolder, str]:
         if run_id is None or host is None:
             raise
     else:
-        if folder.read("result.json") is not None:
+        if folder.read("result.json") is not None and not folder.damaged():
             return folder, RunState.FINISHED.value
     with lookup.open_run(workspace, run_id, host, ask=ask_yes_no) as run:
         try:

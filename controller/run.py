@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,11 +19,11 @@ from controller.documents import Ledger, Summary
 from controller.localdisk import copying
 from controller.recorded import events as recorded_events
 from controller.recorded import ledger_records
-from controller.runfolder import ALREADY_WATCHED, Recorder, RunFolder
+from controller.runfolder import ALREADY_WATCHED, LOCAL, Recorder, RunFolder
 from controller.stages import stop as stop_stage
 from controller.stages import watch as watch_stage
 from controller.stages.base import Context
-from controller.stages.mirror import read_part
+from controller.stages.mirror import COPY_DAMAGED, read_part
 from controller.transport.base import Transport
 from controller.ui.formats import last_words, state_word
 from controller.waiting import Detached, no_summary, wait_timeout
@@ -211,7 +210,12 @@ class Run:
         with copying(self._folder.path), self._folder.watching():
             self._cancel.clear()  # a `detach` was meant for an earlier watch: there is one at a time
             self._recorder("stage", name="watch", status="started")
+            for name, why in self._folder.damaged().items():
+                text = f"{self._folder.path / name} is damaged ({why}): it is written anew by what {self.host} has"
+                self._recorder("notice", level="warn", code=COPY_DAMAGED, text=text)
             self._outcome = self._follow(patience_s, follow=follow)
+            if self._folder.read(LOCAL) is None:  # it is of this side alone; the host has just answered for the run
+                self._folder.write_local(host=self._context.host, status="launched")
             status = "done" if self._outcome.ended else "skipped"
             self._recorder("stage", name="watch", status=status, text=self._outcome.state)
             if self._outcome.ended and self.summary is not None:
@@ -366,9 +370,7 @@ class Run:
 
 
 def load_plan(folder: RunFolder) -> Plan | None:
-    """Return the plan of a local run folder, None if it was never copied here."""
-    text = folder.path / "plan.json"
-    if not text.is_file():
-        return None
-    plan: Plan = json.loads(text.read_bytes())
+    """Return the plan of a local run folder, None if it was never copied here, or is damaged."""
+    document: Any = folder.read("plan.json")
+    plan: Plan | None = document
     return plan

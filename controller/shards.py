@@ -18,7 +18,8 @@ def load_share(folder: RunFolder) -> Share:
     if not spec:
         raise UsageError(f"run {folder.run_id} is no extraction", fix="name runs of `ctl extract`")
     verify = folder.read("summary.json") or folder.read("verify.json") or {}
-    records = at_least = (verify.get("data") or {}).get("records")
+    records: int | None = (verify.get("data") or {}).get("records")
+    at_least = records or 0
     if records is None:
         records, at_least = counted(last_progress(folder), spec["shard"])
     return Share(

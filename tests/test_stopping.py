@@ -15,6 +15,7 @@ from rich.console import Console
 
 from controller import lookup, stopping
 from controller.core.errors import ExitCode, Interrupted, RefusedError
+from controller.run import Sink
 from controller.runfolder import RunFolder
 from controller.stages.stop import StopOutcome, Telling
 from controller.ui import terminal
@@ -44,6 +45,10 @@ class Ended:
 
     def watch(self, *, follow: bool) -> None:
         assert not follow
+
+    def add_sink(self, sink: Sink) -> None: ...
+
+    def remove_sink(self, sink: Sink) -> None: ...
 
 
 @pytest.mark.parametrize(
