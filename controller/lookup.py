@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from controller.afterwards import Afterwards
+from controller.afterwards import HOOK_FAILED, Afterwards
 from controller.contact import Ask, Pause, list_runs, open_transport, pushed_context
 from controller.core.config import Config
 from controller.core.errors import ConnectionFailed, ConnectionLost, UsageError
@@ -19,6 +19,7 @@ from controller.runfolder import ALREADY_WATCHED, RunFolder, find_run, matching
 from controller.stages.base import Context
 from controller.stages.mirror import COPY_DAMAGED
 from controller.ui.clean import text as cleaned
+from controller.ui.stream import is_own_warning
 from controller.ui.terminal import err_console
 from controller.workspace import Workspace, load_workspace
 
@@ -91,9 +92,9 @@ def _refuse_other_host(config: Config, run_id: str, named: str, record: Mapping[
 def copy_what_is_new(run: Run) -> None:
     """Bring the local copy up to date, unless another process of this workstation does so all the time.
 
-    What was damaged of it is said on stderr: nobody watches.
+    What this side warns of is said on stderr: nobody watches.
     """
-    with _telling_damage(run):
+    with _telling(run):
         try:
             run.watch(follow=False)
         except UsageError as error:
@@ -108,7 +109,7 @@ def mend(run: Run) -> None:
     """
     if not run.folder.damaged():
         return
-    with _telling_damage(run):
+    with _telling(run):
         try:
             run.refresh()
         except (ConnectionFailed, ConnectionLost) as error:
@@ -118,19 +119,19 @@ def mend(run: Run) -> None:
 
 
 @contextmanager
-def _telling_damage(run: Run) -> Iterator[None]:
-    run.add_sink(sink := _Damage())
+def _telling(run: Run) -> Iterator[None]:
+    run.add_sink(sink := _Warnings())
     try:
         yield
     finally:
         run.remove_sink(sink)
 
 
-class _Damage:
-    """Prints what a copy says of damaged files, and nothing else."""
+class _Warnings:
+    """Prints what only a copy tells: of damaged files, and of a hook that it ran and that failed."""
 
     def event(self, event: Event) -> None:
-        if event.type == "notice" and event.get("code") == COPY_DAMAGED:
+        if is_own_warning(event) and event.get("code") in (COPY_DAMAGED, HOOK_FAILED):
             err_console().print(cleaned(str(event.get("text"))), soft_wrap=True)
 
     def log(self, data: bytes) -> None:

@@ -88,7 +88,7 @@ QuietOption = Annotated[
         "--quiet",
         "-q",
         count=True,
-        help="No progress, only the result and errors; -qq: errors and the exit code.",
+        help="No progress: the result, errors, and warnings of this side; -qq: errors and the exit code.",
     ),
 ]
 DetachOption = Annotated[
@@ -201,6 +201,10 @@ def view_mode(progress: str, *, quiet: int, verbose: bool, as_json: bool) -> str
         raise UsageError("-qq prints nothing, and --json a document", fix="leave one of them out")
     if progress != "auto":
         return progress
+    if quiet > 1:
+        from controller.ui.stream import SILENT  # not for verbs that show nothing
+
+        return SILENT
     if quiet:
         return "none"
     return "plain" if verbose or as_json else "auto"

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
 from controller import gone
-from controller.afterwards import Afterwards, run_hook
+from controller.afterwards import HOOK_FAILED, Afterwards, run_hook
 from controller.core.endings import end_error
 from controller.core.errors import CtlError, UsageError
 from controller.core.events import Event
@@ -358,7 +358,7 @@ class Run:
         except OSError as error:
             problem = f"it could not be begun: {error}"
         if problem is not None:
-            self._recorder("notice", level="warn", code="on-finish", text=f"on_finish: {problem}")
+            self._recorder("notice", level="warn", code=HOOK_FAILED, text=f"on_finish: {problem}")
 
     def _event(self, event: Event) -> None:
         for sink in self._sinks:
