@@ -36,6 +36,9 @@ CLOSE_IDS, ALIKE = 3, 0.8
 """How many ids an unknown one is answered with, and how like (difflib's ratio) they must be: one wrong figure of six
 leaves 0.83, while two runs of the same minute come to about 0.75."""
 
+RUN_UNKNOWN = "run-unknown"
+"""Code of the error that no run has an id; `like` in its data are those that are like it."""
+
 ALREADY_WATCHED = "already-watched"
 """Code of the error that another process mirrors into the same folder."""
 
@@ -284,18 +287,24 @@ def find_run(runs_dir: Path, run_id: str | None, *, kind: str | None = None) -> 
         raise UsageError(
             f"{run_id!r} is ambiguous", why=", ".join(matches[:5]), fix="write more of the id", code="run-ambiguous"
         )
-    close = _like(run_id, known)
+    close = like(run_id, known)
     raise UsageError(
         f"no run of this workstation has the id `{run_id}`",
         why=f"like it: {', '.join(close)}"
         if close
         else f"neither {runs_dir} nor the history of this workstation does",
         fix="list a host's runs with `ctl ps --host HOST`; `ctl attach RUN --host HOST` brings one here",
-        code="run-unknown",
+        code=RUN_UNKNOWN,
+        data={"like": close} if close else None,
     )
 
 
-def _like(wanted: str, run_ids: Iterable[str]) -> list[str]:
+def known_ids(runs_dir: Path) -> set[str]:
+    """Return the ids of all runs that `find_run` knows."""
+    return {run.run_id for run in list_runs(runs_dir)} | {entry.run_id for entry in entries()}
+
+
+def like(wanted: str, run_ids: Iterable[str]) -> list[str]:
     """Return the newest ids that are like `wanted`, or begin or end so: people write a day, or the last figures."""
 
     def likeness(run_id: str) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from controller import lookup
 from controller.core.errors import ExitCode, Interrupted, LocalDiskError
+from controller.core.setting import typed
 from controller.runfolder import RunFolder, find_run, going_on
 from controller.ui.clean import clean
 from controller.ui.formats import duration_text
@@ -108,7 +109,7 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
 
 def _confirmed(last: RunFolder, host: str | None) -> str:
     """Return the id of the last run, which nobody named, if a person says that it is meant. Raises RefusedError."""
-    where = host or ((last.read("local.json") or {}).get("host") or {}).get("name")
+    where = typed(host) or ((last.read("local.json") or {}).get("host") or {}).get("name")
     require_yes(
         f"stop run {last.run_id}{f' on host {where}' if where else ''}?",
         unattended="no run is named, and nobody is there to confirm which one is meant",
