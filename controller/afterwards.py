@@ -20,6 +20,9 @@ HOOK_TIMEOUT_S = 60.0
 SHOWN_BYTES = 2000
 """Of what a failed hook printed, the end."""
 
+HOOK_FAILED = "on-finish"
+"""Code of the notice that a hook did not do its work."""
+
 MARKER = "on-finish.json"
 """In the run folder: made by whoever runs the hook, before it runs, so that nobody runs it again."""
 

@@ -31,10 +31,7 @@ def drop_old_attempts(runs_dir: Path, now: float | None = None) -> list[str]:
 
 
 def _is_attempt(folder: RunFolder) -> bool:
-    try:
-        status = (folder.read("local.json") or {}).get("status")
-    except ValueError:  # cut off: nothing says what it was
-        return False
+    status = (folder.read("local.json") or {}).get("status")  # of a damaged one nothing says what it was
     return status in _NEVER and not any((folder.path / name).exists() for name in _OF_A_HOST)
 
 

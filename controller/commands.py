@@ -208,9 +208,10 @@ def merge_ledgers(run_ids: Sequence[str], *, output: str | None, as_json: bool) 
     workspace = load_workspace()
     folders = [find_run(workspace.runs_dir, run_id) for run_id in run_ids]
     for folder in folders:
-        if folder.read("result.json") is None:  # what lies here may be any part of its ledger
+        # Without its end, what lies here may be any part of its ledger.
+        if folder.read("result.json") is None or folder.damaged():
             with lookup.open_run(workspace, folder.run_id, None, ask=ask_yes_no) as run:
-                run.refresh()
+                lookup.copy_what_is_new(run)
     merged = shares.merge([load_share(folder) for folder in folders])
     lines = merged.pop("lines")
     if output is not None:

@@ -12,6 +12,7 @@ from controller.core import planner
 from controller.core.commandplan import make_playbook_command_plan
 from controller.core.errors import ExitCode, UsageError
 from controller.core.findingcodes import check_codes
+from controller.core.setting import typed
 from controller.localfiles import local_files
 from controller.lookup import open_run, refuse_unlaunched
 from controller.pipeline import Intention, stamp
@@ -106,10 +107,8 @@ def plan_convert(
     refuse_unlaunched(folder)
     source = load_plan(folder)
     if source is None:
-        raise UsageError(
-            f"{folder.path} holds no plan", fix=f"attach first: `ctl attach {folder.run_id} --host HOST`"
-        )
-    target = workspace.config.host(host or source["host"]["name"])
+        raise folder.missing("plan.json", f"attach first: `ctl attach {folder.run_id} --host HOST`")
+    target = workspace.config.host(typed(host) or source["host"]["name"])
     plan = planner.make_convert_plan(target, source, to=to, output=output, stale=stale, adopt=adopt, **stamp())
     return Intention(
         plan=plan,

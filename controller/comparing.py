@@ -21,9 +21,7 @@ def diff(first: str, second: str, *, as_json: bool) -> ExitCode:
     plans = [folder.read("plan.json") for folder in folders]
     for folder, plan in zip(folders, plans, strict=True):
         if plan is None:
-            raise UsageError(
-                f"{folder.path} holds no plan", fix=f"fetch it with `ctl attach {folder.run_id} --host HOST`"
-            )
+            raise folder.missing("plan.json", f"fetch it with `ctl attach {folder.run_id} --host HOST`")
     changes = compare(plans, [_summary(workspace, folder) for folder in folders])
     document = {
         "schema_version": 1,

@@ -125,7 +125,8 @@ def say_which(folder: RunFolder) -> None:
 def summary(run_id: str | None, host: str | None, *, as_json: bool) -> ExitCode:
     with lookup.open_run(load_workspace(), run_id, host, ask=ask_yes_no) as run:
         if run.summary is None:
-            run.refresh()
+            lookup.copy_what_is_new(run)
+        lookup.mend(run)
         document = run.summary
         if document is None:
             lost = run.state == RunState.LOST.value

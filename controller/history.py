@@ -46,7 +46,7 @@ def record(entry: Entry, path: Path | None = None) -> None:
 def entries(path: Path | None = None) -> Iterator[Entry]:
     """Yield what was recorded, oldest first; a line that is cut off or foreign is passed over."""
     try:
-        lines = (path or history_file()).read_text(encoding="utf-8").splitlines()
+        lines = (path or history_file()).read_bytes().splitlines()
     except FileNotFoundError:
         return
     for line in lines:

@@ -8,10 +8,18 @@ import typer
 
 from controller import completion
 from controller.core.errors import UsageError
+from controller.core.setting import Setting
 from controller.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from controller.core.model import Overrides
+
+
+def _host_source(context: typer.Context, value: str | None) -> str | None:
+    """Mark a host that CTL_HOST names, see `core.setting`."""
+    source = context.get_parameter_source("host")
+    return Setting(value) if value is not None and source is not None and source.name == "ENVIRONMENT" else value
+
 
 HostOption = Annotated[
     str | None,
@@ -19,6 +27,7 @@ HostOption = Annotated[
         "--host",
         "-H",
         envvar="CTL_HOST",
+        callback=_host_source,
         help="A name or address of hosts.toml, or an ssh alias.",
         autocompletion=completion.hosts,
     ),
@@ -88,7 +97,7 @@ QuietOption = Annotated[
         "--quiet",
         "-q",
         count=True,
-        help="No progress, only the result and errors; -qq: errors and the exit code.",
+        help="No progress: the result, errors, and warnings of this side; -qq: errors and the exit code.",
     ),
 ]
 DetachOption = Annotated[
@@ -201,6 +210,10 @@ def view_mode(progress: str, *, quiet: int, verbose: bool, as_json: bool) -> str
         raise UsageError("-qq prints nothing, and --json a document", fix="leave one of them out")
     if progress != "auto":
         return progress
+    if quiet > 1:
+        from controller.ui.stream import SILENT  # not for verbs that show nothing
+
+        return SILENT
     if quiet:
         return "none"
     return "plain" if verbose or as_json else "auto"

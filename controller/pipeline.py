@@ -40,10 +40,6 @@ Confirm = Callable[[Sequence[OwnedOutput], Mapping[str, Mapping[str, Any]]], boo
 """Shows what clear will delete or move, and asks: the outputs touched, and the host's listing of each by path."""
 
 
-WAITED_FOR = ("lease-busy", "gpu-process", "gpu-memory")
-"""Findings that a run which waits for its turn does not mind: the supervisor looks again when the turn has come."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intention:
     """A plan, and what must not be written into it."""
@@ -233,7 +229,6 @@ def preflight(ctx: Context, intention: Intention) -> preflight_stage.PreflightOu
     """Probe and judge the host for an intention; failures that it or its playbook allows are warnings."""
     limits = intention.playbook.preflight if intention.playbook else None
     needs = limits if isinstance(limits, CommandPreflight) else CommandPreflight()
-    queue = WAITED_FOR if intention.plan["job"]["limits"].get("wait_for_lease") else ()
     expected = preflight_stage.Expectations(
         gpu_name=intention.host.gpu_name,
         data_name=str(intention.data.path) if intention.data else None,
@@ -242,7 +237,7 @@ def preflight(ctx: Context, intention: Intention) -> preflight_stage.PreflightOu
         min_memory_bytes=needs.min_memory_bytes,
         programs=programs(intention.plan, needs.programs),
         engine_places=getattr(intention.playbook, "engine_places", {}),
-        allow=(*(limits.allow if limits else ()), *intention.allow, *queue),
+        allow=(*(limits.allow if limits else ()), *intention.allow),
     )
     return preflight_stage.run(ctx, intention.plan, expected)
 

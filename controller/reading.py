@@ -57,6 +57,7 @@ def logs(run_id: str | None, host: str | None, wanted: Wanted) -> ExitCode:
             return code
         if not run.ended:
             lookup.copy_or_say(run, "this is")
+        lookup.mend(run)
         if wanted.problem:
             place, lines = diagnosis.problem_lines(run.folder) or (
                 ending.no_problem(run.folder, run.state, paused=run.paused),

@@ -12,6 +12,7 @@ from controller import diagnosis
 from controller.core.events import Event, parse_event
 from controller.core.ledger import Fate, LedgerLine, latest, parse_line, truncated_indexes
 from controller.core.runview import ProgressView, RunView
+from controller.core.shares import counted
 from controller.core.state import reduce, replay
 from controller.core.usage import usage
 from controller.runfolder import RunFolder
@@ -53,12 +54,11 @@ class Recorded:
     def indexes(self) -> range:
         """The samples that the run was to write, as far as that is known: this host's share of the data set."""
         spec = (self.plan["extract"] if self.plan else None) or {}
-        number, count = spec.get("shard") or (1, 1)
+        number, count = shard = spec.get("shard") or (1, 1)
         data = (self.summary or {}).get("data") or {}
         records = data.get("records") if isinstance(data, dict) else None
         if not isinstance(records, int):
-            last = self.progress[-1] if self.progress else None
-            reported = ((last.total or 0) + last.skipped) * count if last else 0
+            _, reported = counted(self.progress[-1] if self.progress else None, shard)
             records = max([reported, *(index + 1 for index in self.lines)])
         return range(number - 1, records, count)
 
@@ -86,6 +86,15 @@ def load(folder: RunFolder) -> Recorded:
         lines=latest(line for line in parsed if line is not None),
         truncated=frozenset(truncated_indexes(record for record, _ in ledger_records(folder))),
     )
+
+
+def last_progress(folder: RunFolder) -> ProgressView | None:
+    """Return the driver's latest report of an extraction, None before it has counted its data set."""
+    path = folder.path / "events" / "driver.jsonl"
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    told = (event for event in map(parse_event, reversed(lines)) if event is not None and event.type == "progress")
+    last = next(told, None)
+    return reduce(RunView(), last).progress if last is not None else None
 
 
 def events(folder: RunFolder) -> list[Event]:

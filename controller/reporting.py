@@ -54,7 +54,7 @@ def _up_to_date(run_id: str | None, host: str | None) -> tuple[RunFolder, str]:
         if run_id is None or host is None:
             raise
     else:
-        if folder.is_over:
+        if folder.is_over and not folder.damaged():
             return folder, (RunState.LOST if folder.is_lost else RunState.FINISHED).value
     with lookup.open_run(workspace, run_id, host, ask=ask_yes_no) as run:
         lookup.copy_or_say(run, "the report shows")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
 from controller import gone
-from controller.afterwards import Afterwards, run_hook
+from controller.afterwards import HOOK_FAILED, Afterwards, run_hook
 from controller.core.endings import end_error
 from controller.core.errors import CtlError, UsageError
 from controller.core.events import Event
@@ -20,11 +19,11 @@ from controller.documents import Ledger, Summary
 from controller.localdisk import copying
 from controller.recorded import events as recorded_events
 from controller.recorded import ledger_records
-from controller.runfolder import ALREADY_WATCHED, UNKNOWN, Recorder, RunFolder
+from controller.runfolder import ALREADY_WATCHED, LOCAL, UNKNOWN, Recorder, RunFolder
 from controller.stages import stop as stop_stage
 from controller.stages import watch as watch_stage
 from controller.stages.base import Context
-from controller.stages.mirror import read_part
+from controller.stages.mirror import COPY_DAMAGED, read_part
 from controller.transport.base import Transport
 from controller.ui.formats import last_words, state_word
 from controller.waiting import Detached, no_summary, wait_timeout
@@ -231,7 +230,12 @@ class Run:
                 timer.start()
                 stack.callback(timer.cancel)
             self._recorder("stage", name="watch", status="started")
+            for name, why in self._folder.damaged().items():
+                text = f"{self._folder.path / name} is damaged ({why}): it is written anew by what {self.host} has"
+                self._recorder("notice", level="warn", code=COPY_DAMAGED, text=text)
             self._outcome = self._follow(patience_s, follow=follow)
+            if self._folder.read(LOCAL) is None:  # it is of this side alone; the host has just answered for the run
+                self._folder.write_local(host=self._context.host, status="launched")
             status = "done" if self._outcome.ended else "skipped"
             self._recorder("stage", name="watch", status=status, text=self._outcome.state)
             if self._outcome.ended and self.summary is not None:
@@ -370,7 +374,7 @@ class Run:
         except OSError as error:
             problem = f"it could not be begun: {error}"
         if problem is not None:
-            self._recorder("notice", level="warn", code="on-finish", text=f"on_finish: {problem}")
+            self._recorder("notice", level="warn", code=HOOK_FAILED, text=f"on_finish: {problem}")
 
     def _event(self, event: Event) -> None:
         for sink in self._sinks:
@@ -382,9 +386,7 @@ class Run:
 
 
 def load_plan(folder: RunFolder) -> Plan | None:
-    """Return the plan of a local run folder, None if it was never copied here."""
-    text = folder.path / "plan.json"
-    if not text.is_file():
-        return None
-    plan: Plan = json.loads(text.read_bytes())
+    """Return the plan of a local run folder, None if it was never copied here, or is damaged."""
+    document: Any = folder.read("plan.json")
+    plan: Plan | None = document
     return plan

@@ -26,11 +26,13 @@ from controller.core.events import Event
 from controller.core.runview import kind_word
 from controller.history import entries
 from controller.private import private, write_private
-from controller.stages.mirror import LOCAL_EVENTS, Mirror
-from remote_payload.host.layout import RUN_ID, check_run_id
+from controller.stages.mirror import COPY_DAMAGED, LOCAL_EVENTS, Mirror
+from remote_payload.host.layout import MIRRORED_DOCUMENTS, RUN_ID, check_run_id
 from remote_payload.host.protocol import RunState
 
 LOCAL_SCHEMA = 1
+
+LOCAL = "local.json"
 
 CLOSE_IDS, ALIKE = 3, 0.8
 """How many ids an unknown one is answered with, and how like (difflib's ratio) they must be: one wrong figure of six
@@ -38,6 +40,9 @@ leaves 0.83, while two runs of the same minute come to about 0.75."""
 
 UNKNOWN = "unknown"
 """The state of a run of which nothing that its host said is held here."""
+
+RUN_UNKNOWN = "run-unknown"
+"""Code of the error that no run has an id; `like` in its data are those that are like it."""
 
 ALREADY_WATCHED = "already-watched"
 """Code of the error that another process mirrors into the same folder."""
@@ -55,8 +60,9 @@ class RunFolder:
 
     @property
     def launched(self) -> bool:
-        """Whether a host has this run, or may have it."""
-        return (self.read("local.json") or {}).get("status") in ("launched", "unknown")
+        """Whether a host has this run, or may have it: where the record of that is damaged, it may."""
+        local, why = _document(self.path / LOCAL)
+        return bool(why) or (local or {}).get("status") in ("launched", "unknown")
 
     @property
     def state(self) -> str:
@@ -98,20 +104,33 @@ class RunFolder:
         return cls(path)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return a JSON document of the folder, None if it is not there (yet)."""
-        try:
-            document = json.loads((self.path / name).read_bytes())
-        except FileNotFoundError:
-            return None
-        return document if isinstance(document, dict) else None
+        """Return a JSON document of the folder, None if it is not there (yet), or damaged: see `damaged`.
+
+        A full disk, a lost power supply or a hand may leave anything in its place. No verb may fail of that as long
+        as the host has the file: a copy brings it anew.
+        """
+        document, _ = _document(self.path / name)
+        return document
+
+    def damaged(self) -> dict[str, str]:
+        """Return {name: what is wrong} of the documents that are there and cannot be read as such."""
+        found = {name: _document(self.path / name)[1] for name in (LOCAL, *MIRRORED_DOCUMENTS)}
+        return {name: why for name, why in found.items() if why}
+
+    def missing(self, name: str, fix: str) -> UsageError:
+        """Return the error that a document is needed that `read` did not give; a damaged one is named."""
+        why = self.damaged().get(name)
+        if why is None:
+            return UsageError(f"{self.path} holds no {name}", fix=fix)
+        return UsageError(f"{self.path / name} is damaged", why=why, fix=fix, code=COPY_DAMAGED)
 
     def write_local(self, **fields: Any) -> None:
         """Merge `fields` into local.json: host (as in the plan), status, name.
 
         The status is planned, refused, launched or unknown.
         """
-        record = {"schema": LOCAL_SCHEMA, **(self.read("local.json") or {}), **fields}
-        self._write("local.json", record)
+        record = {"schema": LOCAL_SCHEMA, **(self.read(LOCAL) or {}), **fields}
+        self._write(LOCAL, record)
 
     def write_plan(self, plan: Any) -> None:
         self._write("plan.json", plan)
@@ -146,6 +165,20 @@ class RunFolder:
             lock.write(str(os.getpid()))
             lock.flush()
             yield
+
+
+def _document(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return the JSON object in a file, or None and what is wrong with it: "" where there is no file."""
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, error.strerror or str(error)
+    except ValueError as error:
+        return None, str(error)
+    # Nothing writes an empty one.
+    return (document, "") if isinstance(document, dict) and document else (None, "it holds no record")
 
 
 class Recorder:
@@ -279,18 +312,24 @@ def find_run(runs_dir: Path, run_id: str | None, *, kind: str | None = None) -> 
         raise UsageError(
             f"{run_id!r} is ambiguous", why=", ".join(matches[:5]), fix="write more of the id", code="run-ambiguous"
         )
-    close = _like(run_id, known)
+    close = like(run_id, known)
     raise UsageError(
         f"no run of this workstation has the id `{run_id}`",
         why=f"like it: {', '.join(close)}"
         if close
         else f"neither {runs_dir} nor the history of this workstation does",
         fix="list a host's runs with `ctl ps --host HOST`; `ctl attach RUN --host HOST` brings one here",
-        code="run-unknown",
+        code=RUN_UNKNOWN,
+        data={"like": close} if close else None,
     )
 
 
-def _like(wanted: str, run_ids: Iterable[str]) -> list[str]:
+def known_ids(runs_dir: Path) -> set[str]:
+    """Return the ids of all runs that `find_run` knows."""
+    return {run.run_id for run in list_runs(runs_dir)} | {entry.run_id for entry in entries()}
+
+
+def like(wanted: str, run_ids: Iterable[str]) -> list[str]:
     """Return the newest ids that are like `wanted`, or begin or end so: people write a day, or the last figures."""
 
     def likeness(run_id: str) -> float:

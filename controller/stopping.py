@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from controller import lookup
 from controller.core.endings import OVER
 from controller.core.errors import CtlError, ExitCode, Interrupted
+from controller.core.setting import typed
 from controller.runfolder import UNKNOWN, RunFolder, find_run, going_on
 from controller.ui.clean import clean
 from controller.ui.formats import duration_text
@@ -90,7 +91,7 @@ def stop(run_id: str | None, host: str | None, *, grace_s: float, as_json: bool,
         said.doing("copying the rest of its log and records here")
         # The run is stopped all the same, and that is what was asked for.
         try:
-            run.refresh(handover_s=HANDOVER_S if outcome.state in OVER else 0.0)
+            lookup.copy_what_is_new(run, handover_s=HANDOVER_S if outcome.state in OVER else 0.0)
         except CtlError as error:
             from controller.ui.errors import print_error
 
@@ -132,7 +133,7 @@ def _last_word(run: Run) -> str:
 
 def _confirmed(last: RunFolder, host: str | None) -> str:
     """Return the id of the last run, which nobody named, if a person says that it is meant. Raises RefusedError."""
-    where = host or ((last.read("local.json") or {}).get("host") or {}).get("name")
+    where = typed(host) or ((last.read("local.json") or {}).get("host") or {}).get("name")
     require_yes(
         f"stop run {last.run_id}{f' on host {where}' if where else ''}?",
         unattended="no run is named, and nobody is there to confirm which one is meant",

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
 
 import pytest
+from support.hostrun import wait_until
+from support.stubhost import StubHost
 
-from controller import afterwards
-from controller.afterwards import notification, run_hook
+from controller import afterwards, lookup
+from controller.afterwards import Afterwards, notification, run_hook
 from controller.core.errors import ConfigError
 from controller.core.model import Host
 from controller.core.validation import validate
+from controller.options import view_mode
+from controller.run import Run
 from controller.runfolder import RunFolder
+from controller.stages import launch
+from controller.ui.board import Known
+from controller.ui.stream import choose_view
 
 SUMMARY = {
     "run_id": "20260101-000000-abcdef", "end_reason": "succeeded", "hosts": ["gpu1"],
@@ -81,3 +89,32 @@ def test_what_is_neither_a_command_nor_notify_is_refused(value: object) -> None:
     with pytest.raises(ConfigError) as caught:
         validate(Host, host, where=str)
     assert "on_finish" in caught.value.what
+
+
+@pytest.fixture
+def ended(folder: RunFolder, tmp_path: Path) -> Run:
+    """A run that has ended on its host and was not copied here, and a hook that cannot be started."""
+    host = StubHost(tmp_path / "host")
+    launch.run(host.context(), host.plan(folder.run_id, "/bin/true"), {})
+    wait_until(lambda: (host.workdir / "runs" / folder.run_id / "result.json").exists(), "it has ended")
+    hook = Afterwards(on_finish=["/nope/hook"])
+    return Run(folder, host.context().transport, host.record, host.context().payload, afterwards=hook)
+
+
+@pytest.mark.parametrize(
+    ("quiet", "progress", "told"), [(1, "auto", True), (0, "none", True), (2, "auto", False), (0, "plain", True)]
+)
+def test_a_hook_that_failed_is_told_whatever_is_shown(ended: Run, quiet: int, progress: str, told: bool) -> None:
+    stderr = io.StringIO()
+    mode = view_mode(progress, quiet=quiet, verbose=False, as_json=False)
+    with choose_view(stderr, {}, mode) as view:
+        ended.add_sink(view.sink(run=ended.id, host=ended.host, known=Known()))
+        ended.watch()
+    assert ("on_finish: /nope/hook could not be started: No such file or directory" in stderr.getvalue()) == told
+    if progress != "plain":
+        assert len(stderr.getvalue().splitlines()) == told
+
+
+def test_a_verb_that_only_copies_tells_of_it_too(ended: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    lookup.copy_what_is_new(ended)
+    assert "on_finish: /nope/hook could not be started" in capsys.readouterr().err

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from controller import history, lookup
+from controller import ending, history, lookup
+from controller.cli import app
 from controller.core.errors import UsageError
+from controller.core.setting import Setting
 from controller.runfolder import RunFolder
 from controller.transport.base import Transport
 from controller.workspace import Workspace, load_workspace
@@ -23,6 +28,13 @@ workdir = "/srv/ctl"
 output_roots = ["out"]
 accelerator = "cpu"
 """
+
+
+@dataclass
+class Context:
+    """Of a host that is asked for its list only."""
+
+    host: Any
 
 
 class Silent(Transport):
@@ -58,6 +70,63 @@ def test_a_known_run_is_of_no_other_host(project: Workspace, named: str) -> None
         "run-elsewhere", f"run {RUN_ID} is of host `mine`, not of `{named}`",
     )  # fmt: skip
     assert "mine" in caught.value.fix
+
+
+@pytest.fixture
+def deserted(project: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """Nobody may be asked."""
+
+    def connect(*_: object, **__: object) -> Transport:
+        raise AssertionError("a host was asked")
+
+    monkeypatch.setattr(lookup, "open_transport", connect)
+    return project
+
+
+@pytest.mark.parametrize("wrong", [RUN_ID[:-1] + "0", RUN_ID[-6:-1] + "0", RUN_ID[:14] + "6" + RUN_ID[15:]])
+@pytest.mark.parametrize("host", [None, Setting("mine"), Setting("other")])
+def test_a_mistyped_id_connects_to_nothing(deserted: Workspace, wrong: str, host: str | None) -> None:
+    with pytest.raises(UsageError) as caught:
+        lookup.open_run(deserted, wrong, host)
+    assert (caught.value.code, caught.value.why) == ("run-unknown", f"like it: {RUN_ID}")
+    assert ("`--host mine`" in caught.value.fix) == (host == "mine")
+
+
+@pytest.mark.parametrize("host", ["mine", Setting("mine")])
+def test_no_id_is_no_reason_to_ask_a_host(deserted: Workspace, host: str) -> None:
+    with pytest.raises(UsageError, match="the run id is empty"):
+        lookup.open_run(deserted, "", host)
+
+
+@pytest.mark.parametrize("host", ["mine", Setting("mine")])
+def test_an_id_that_the_host_has_not_is_answered_with_those_like_it(
+    project: Workspace, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    there = "20250101-000000-123456"
+    monkeypatch.setattr(lookup, "pushed_context", lambda target, _: Context(target.record()))
+    monkeypatch.setattr(lookup, "list_runs", lambda _: {"runs": [{"run_id": there}]})
+    for wrong, close in (("123457", there), (RUN_ID[:-1] + "0", RUN_ID)):
+        if isinstance(host, Setting) and close == RUN_ID:
+            continue  # no host is asked for it
+        with pytest.raises(UsageError) as caught:
+            lookup.open_run(project, wrong, host)
+        assert (caught.value.code, caught.value.why) == ("run-unknown", f"like it: {close}")
+
+
+def test_a_host_of_the_environment_says_nothing_of_a_known_run(project: Workspace) -> None:
+    assert lookup.open_run(project, RUN_ID, Setting("other")).host == "mine"
+
+
+@pytest.mark.parametrize("words", [[], ["--host", "gpu1"]])
+def test_a_host_that_ctl_host_names_is_told_from_one_that_is_typed(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+    monkeypatch.setattr(ending, "summary", lambda _, host, **__: seen.append(host))
+    monkeypatch.setenv("CTL_HOST", "gpu1")
+    assert CliRunner().invoke(app, ["summary", "x", *words]).exit_code == 0
+    assert seen == ["gpu1"]
+    assert isinstance(seen[0], Setting) == (not words)
 
 
 def test_a_host_that_was_renamed_serves_its_runs(project: Workspace, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from controller import lookup, stopping
 from controller.core.errors import ConnectionFailed, CopyFailed, ExitCode, Interrupted, RefusedError
+from controller.run import Sink
 from controller.runfolder import RunFolder
 from controller.stages.stop import StopOutcome, Telling
 from controller.stopping import Said
@@ -50,6 +51,10 @@ class Ended:
 
     def refresh(self, *, handover_s: float = 0.0) -> None:
         """Nothing is new."""
+
+    def add_sink(self, sink: Sink) -> None: ...
+
+    def remove_sink(self, sink: Sink) -> None: ...
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from controller.core.checks_gpus import check_gpus, check_processes
 from controller.core.checks_health import check_health
 from controller.core.checks_inputs import check_data, check_environment, check_model
 from controller.core.checks_login import check_login
-from controller.core.checks_machine import check_disk, check_lease, check_memory
+from controller.core.checks_machine import check_disk, check_lease, check_memory, is_queued
 from controller.core.checks_outputs import check_outputs, owned_outputs
 from controller.core.checks_records import check_records
 from controller.core.checks_source import check_source, source_of
@@ -64,7 +64,8 @@ def findings(
     `gpu_name` must occur in each GPU's name; `data_name` is what its user calls a data set that was pushed, whose
     path on the host is a hash; `bytes_expected` is what the output takes at most, `min_free_bytes`
     what must stay free beside it, `min_memory_bytes` what memory must be available; `engine_places` where the
-    playbook sets each engine argument. A failure whose code is in `allow` is only warned about.
+    playbook sets each engine argument. A failure whose code is in `allow`, or whose end a queued run waits for, is
+    only warned about.
     """
     sizes = written(report, plan)
     if sizes is not None:
@@ -93,7 +94,23 @@ def findings(
         *check_arithmetic(report, plan),
         *check_command(report, min_memory_bytes),
     ]
-    return tuple(_allowed(finding) if finding.code in allow else finding for finding in found)
+    waits = WAITED_FOR if is_queued(plan) else ()
+    return tuple(
+        _allowed(finding) if finding.code in allow else _waited_for(finding) if finding.code in waits else finding
+        for finding in found
+    )
+
+
+WAITED_FOR = ("lease-busy", "gpu-process", "gpu-memory")
+"""Failures that a run which queues does not mind: the supervisor looks again when its turn has come."""
+
+
+def _waited_for(finding: Finding) -> Finding:
+    """Nobody allowed it: it is what the run waits for, and refuses it then if it still holds."""
+    if finding.level is not Level.FAIL:
+        return finding
+    why = "; ".join(filter(None, [finding.why, "the run waits for its turn, and looks again then"]))
+    return replace(finding, level=Level.WARN, why=why)
 
 
 def _allowed(finding: Finding) -> Finding:

@@ -111,7 +111,7 @@ def check_lease(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
                 "lease-busy",
                 f"{who} holds the lease",
                 why=f"since {lease.get('since')}; {lease.get('evidence')}",
-                fix="queue behind it with `--wait`, or "
+                fix=("nothing, or " if is_queued(plan) else "queue behind it with `--wait`, or ")
                 + _who_ends(run, lease, is_ours=is_ours, same_user=same_user),
             )
         else:
@@ -124,6 +124,11 @@ def check_lease(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
             )
     if not ours:
         yield passed("lease", "no other run holds the lease")
+
+
+def is_queued(plan: Plan) -> bool:
+    """Whether the run is to wait for its turn on the host (`--wait`)."""
+    return bool(plan["job"]["limits"].get("wait_for_lease"))
 
 
 def _who_ends(run: str, lease: Mapping[str, Any], *, is_ours: bool, same_user: bool) -> str:

@@ -113,11 +113,15 @@ class Config:
         return self._setting("playbook") or (host.playbook if host else None)
 
     def values(self) -> Mapping[str, Value]:
-        """Return every value by dotted key (`hosts.demo.gpus`), as used, with its origin; secrets are `***`."""
+        """Return every value by dotted key (`hosts.demo.gpus`), as used, with its origin; secrets are `***`.
+
+        A host that only came with ctl is an example, and has values where a setting means it.
+        """
         found = dict(self.settings)
         for name, value in self.tables.fleets.items():
             found[dotted(("fleets", name))] = value
-        for name, host in self.hosts.items():
+        meant = {name: self.hosts[name] for name in (self._setting("host"),) if name in self.hosts and name}
+        for name, host in {**meant, **self.own_hosts}.items():
             for key, value in _shown(host, _own_values(name, self.tables)).items():
                 found[dotted(("hosts", name, *key))] = value
         return found

@@ -15,7 +15,7 @@ Types and their fields beside the common ones (`wire`, `seq`, `run`, `host`, `wr
 | sample          | supervisor         | gpus [{index, util, memory_used, memory_total, power_w, temperature_c}] or [], cpu_percent, memory_used, memory_total, disk_free, disk_total (bytes; of the output's file system) |
 | end             | supervisor         | end_reason, exit_code, signal, message, gpus_clean |
 | phase           | driver             | name (data, load, probe, canary, capture, drain, canary-end), status (started, done), text, seconds |
-| progress        | driver             | done, total, tokens, bytes, skipped, failed (of an extraction also once before the load), paused (the code of the notice that says why nothing is admitted; absent otherwise); of a command (written by the follower) also unit, values {name: number or text} |
+| progress        | driver             | done, total, tokens, bytes, skipped, failed (of an extraction also once before the load), of an extraction records (of the whole data set, of all shares), paused (the code of the notice that says why nothing is admitted; absent otherwise); of a command (written by the follower) also unit, values {name: number or text} |
 | stacks          | supervisor         | pid, rank, process, stacks or error: what a silent job's process was doing, before it was ended |
 | notice          | any                | level (info, warn), code, text |
 | problem         | driver, rehearse   | code, what, why, fix; what the job found out itself, an entry of the summary's `problems` |

@@ -108,6 +108,8 @@ class ProgressView:
     skipped: int
     failed: int
     unit: str = "samples"
+    records: int | None = None
+    """Of an extraction: the records of its whole data set, of all shares; None from payloads that did not tell."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """What else a command says of where it is: a loss, a learning rate."""
 

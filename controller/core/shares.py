@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from controller.core.errors import UsageError
+from controller.core.runview import ProgressView
 from remote_payload.host.protocol import VALUE_ARGUMENTS
 
 SAME = ("model", "revision", "boundaries", "final_norm", "store_dtype", "dtype", "format", "max_seq_len", "over_long")
@@ -19,17 +20,38 @@ LISTED = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One run: its ExtractSpec, the records of its data set (None: it never got that far), its ledger lines."""
+    """One run: its ExtractSpec, the records of its data set, its ledger lines.
+
+    `records` is None where it never got as far as to count them, or where only `at_least` is known.
+    """
 
     run_id: str
     host: str
     spec: Mapping[str, Any]
     records: int | None
     ledger: Sequence[Mapping[str, Any]]
+    at_least: int = 0
+
+
+def counted(progress: ProgressView | None, shard: Sequence[int]) -> tuple[int | None, int]:
+    """Return (records of the data set or None, the fewest that there are) by the progress of share N of M.
+
+    Payloads that did not tell the records told those of the share: of one of several that leaves M numbers open.
+    """
+    if progress is None:
+        return None, 0
+    if progress.records is not None:
+        return progress.records, progress.records
+    if progress.total is None:
+        return None, 0
+    number, count = shard
+    mine = progress.total + progress.skipped
+    fewest = number + (mine - 1) * count if mine else 0
+    return (fewest if count == 1 else None), fewest
 
 
 def merge(shares: Sequence[Share]) -> dict[str, Any]:
-    """Return {"complete", "records", "written", "skipped", "holes", "doubles", ..., "lines"}; see docs/shards.md.
+    """Return {"complete", "counted", "records", "written", "skipped", "holes", ..., "lines"}; see docs/shards.md.
 
     An index is a hole if no share wrote or skipped it, a double if several wrote it; `differing` are doubles whose
     token ids are not the same. `lines` is the joined ledger by index: of a double the first share's line.
@@ -46,7 +68,8 @@ def merge(shares: Sequence[Share]) -> dict[str, Any]:
         skipped.update((line["index"], {**line, "run": share.run_id, "host": share.host}) for line in skips)
     told = [share.records for share in shares if share.records is not None]
     # Where no run got as far as to count them, there may be more: nothing is complete.
-    records = max(told) if told else max([*written, *skipped], default=-1) + 1
+    known = max([*written, *skipped, *(share.at_least - 1 for share in shares)], default=-1) + 1
+    records = max(told) if told else known
     holes = [index for index in range(records) if index not in written and index not in skipped]
     doubles = {index: found for index, found in sorted(written.items()) if len(found) > 1}
     differing = [i for i, found in doubles.items() if len({line.get("token_sha256") for _, line in found}) > 1]
@@ -59,6 +82,7 @@ def merge(shares: Sequence[Share]) -> dict[str, Any]:
             for share in shares
         ],
         "complete": bool(told) and not holes and not doubles,
+        "counted": bool(told),
         "records": records,
         "written": len(written),
         "skipped": len(skipped),

@@ -147,11 +147,12 @@ def _sample(view: RunView, event: Event) -> RunView:
 
 
 def _progress(view: RunView, event: Event) -> RunView:
-    total = _number(event.data, "total")
+    total, records = _number(event.data, "total"), _number(event.data, "records")
     progress = ProgressView(
         t=event.t,
         total=None if total is None else int(total),
         unit=_text(event, "unit") or "samples",
+        records=None if records is None else int(records),
         values=values if isinstance(values := event.get("values"), Mapping) else {},
         **{name: int(_number(event.data, name) or 0) for name in ("done", "tokens", "bytes", "skipped", "failed")},
     )

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,9 @@ class Mirror:
         return {**self.cursor(), **{name: path.stat().st_size for name, path in paths.items() if path.is_file()}}
 
     def documents(self) -> dict[str, str]:
-        """Return {name: sha256} of the small files that are replaced whole."""
+        """Return {name: sha256} of the small files that are replaced whole; what cannot be read is not held."""
         paths = {name: self.folder / name for name in MIRRORED_DOCUMENTS}
-        return {name: _sha256(path) for name, path in paths.items() if path.is_file()}
+        return {name: _sha256(path) for name, path in paths.items() if path.is_file() and os.access(path, os.R_OK)}
 
     def append(self, name: str, offset: int, data: bytes) -> None:
         """Append a piece of a stream that starts at `offset`. Raises MirrorError on a gap or an overlap."""
@@ -71,9 +72,11 @@ class Mirror:
             self._digests[name].update(data)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Replace a small file atomically."""
+        """Replace a small file atomically; what is no file there is put into `DAMAGED`."""
         if name not in MIRRORED_DOCUMENTS:
             raise MirrorError(f"the host sent an unexpected file: {name!r}")
+        if (self.folder / name).is_dir():
+            self._put_aside(name)
         temporary = self.folder / f".{name}.part"
         write_private(temporary, data)
         os.replace(temporary, self.folder / name)
@@ -115,11 +118,12 @@ class Mirror:
         path = self.folder / "log" / LOG_GAPS
         if not path.is_file():
             return {}
-        records = {}
+        records: dict[int, Mapping[str, Any]] = {}
         for line in path.read_bytes().splitlines():
             try:
                 record = json.loads(line)
-                records[int(record["segment"])] = record
+                whole = {"bytes": int(record["bytes"]), "sha256": str(record["sha256"])}
+                records[int(record["segment"])] = {**record, **whole}
             except (ValueError, KeyError, TypeError):
                 continue  # cut off: still under way, or its writer was killed before it gave anything up
         return records
@@ -140,19 +144,40 @@ class Mirror:
     def _segment(self, gap: Mapping[str, Any]) -> Path:
         return self.folder / "log" / f"{int(gap['segment']):06d}.log"
 
+    def renew(self, files: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+        """Put aside each stream file that differs from the host's, so that it is asked for from its first byte.
+
+        Return {name: how it differs}. They go to `DAMAGED`, not away: it may be the host's that was damaged.
+        """
+        differing = self._differing(files)
+        for name in differing:
+            if (self.folder / name).exists():
+                self._put_aside(name)
+            self._digests.pop(name, None)
+        return differing
+
+    def _put_aside(self, name: str) -> None:
+        aside = self.folder / DAMAGED / f"{time.time():.3f}-{name.replace('/', '-')}"
+        aside.parent.mkdir(mode=0o700, exist_ok=True)
+        os.rename(self.folder / name, aside)
+
     def differences(self, files: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Compare the copy with the host's sizes and hashes; return one sentence for each file that differs."""
-        found = []
+        found = [f"{name}: {how}" for name, how in self._differing(files).items()]
+        for gap in self.gaps().values():
+            if self.missing(gap) < 0 or (self.missing(gap) == 0 and _sha256(self._segment(gap)) != gap["sha256"]):
+                found.append(f"log segment {gap['segment']}: differs from what the host gave up")
+        return found
+
+    def _differing(self, files: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+        found = {}
         for name, expected in sorted(files.items()):
             path = self._stream_path(name)
             size = path.stat().st_size if path.is_file() else 0
             if size != expected["size"]:
-                found.append(f"{name}: {size} bytes here, {expected['size']} on the host")
+                found[name] = f"{size} bytes here, {expected['size']} on the host"
             elif size and self._digest(name) != expected["sha256"]:
-                found.append(f"{name}: same size, other contents")
-        for gap in self.gaps().values():
-            if self.missing(gap) < 0 or (self.missing(gap) == 0 and _sha256(self._segment(gap)) != gap["sha256"]):
-                found.append(f"log segment {gap['segment']}: differs from what the host gave up")
+                found[name] = "same size, other contents"
         return found
 
     def _digest(self, name: str) -> str:
@@ -174,6 +199,12 @@ def read_part(part: Path | bytes) -> Iterator[bytes]:
         while block := stream.read(1 << 20):
             yield block
 
+
+DAMAGED = "damaged"
+"""Folder of a run's copy: files of it that were not the host's, each by the second in which that was found."""
+
+COPY_DAMAGED = "copy-damaged"
+"""Code of the notice, and of the error, that a file of a run's copy is not what was written into it."""
 
 LOCAL_EVENTS = "controller.jsonl"
 """The one file below `events/` that is written here and not on the host."""

@@ -8,7 +8,7 @@ A broken connection is reported as contact, never as a word about the run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -16,7 +16,7 @@ from controller.core.errors import AuthenticationError, ConnectionFailed, Connec
 from controller.core.events import Event, parse_event
 from controller.core.state import in_order
 from controller.stages.base import CALL_TIMEOUT_S, Context, host_error
-from controller.stages.mirror import Mirror, MirrorError
+from controller.stages.mirror import COPY_DAMAGED, DAMAGED, Mirror, MirrorError
 from controller.transport.base import Process
 from remote_payload.host.errors import ProtocolError
 from remote_payload.host.framing import FrameReader, pack_frame
@@ -93,6 +93,10 @@ def run(
     return watcher.outcome(ended=False)
 
 
+class _Renewed(Exception):
+    """Files of the copy were put aside: the stream begins again, and sends them from their first byte."""
+
+
 class _Watcher:
     """The state that outlives a connection."""
 
@@ -117,6 +121,7 @@ class _Watcher:
         self._partial_lines = mirror.replay(on_event_line=self._event_line, on_log=on_log)
         self._gaps = mirror.gaps()
         self._told = set(self._gaps)  # the replay above has shown these
+        self._renewed: frozenset[str] = frozenset()
         self.state = "unknown"
         self.end_reason: str | None = None
         self.frames = 0
@@ -157,6 +162,8 @@ class _Watcher:
                 except ProtocolError as error:
                     self._explain(process, unframed, error)
             return False
+        except _Renewed:
+            return False
         finally:
             process.close()
             self._let_go()
@@ -196,6 +203,7 @@ class _Watcher:
             self.state = str(header.get("state"))
             self.end_reason = header.get("end_reason", self.end_reason)
             if kind == "end":
+                self._renew(header["files"])
                 differences = self._mirror.differences(header["files"])
                 if differences:
                     raise MirrorError(
@@ -205,6 +213,22 @@ class _Watcher:
                     )
                 return True
         return False  # other kinds come from a newer payload and are not for this version
+
+    def _renew(self, files: Mapping[str, Mapping[str, Any]]) -> None:
+        """Have what is not as on the host sent anew, once. Raises _Renewed if there is any.
+
+        The files are read by whoever asks later; what a view was shown of them it is not shown again.
+        """
+        differing = {} if self._renewed else self._mirror.renew(files)
+        for name, how in differing.items():
+            folder = self._mirror.folder
+            text = f"{folder / name} is damaged ({how}): it is fetched anew, and what it was is in {folder / DAMAGED}"
+            self._ctx.emit("notice", level="warn", code=COPY_DAMAGED, text=text)
+            self._partial_lines.pop(name, None)
+        if differing:
+            self._renewed = frozenset(differing)
+            self._gaps = self._mirror.gaps()
+            raise _Renewed
 
     def _tell_orphaned(self, state: str) -> None:
         """Say once that a run goes on without its supervisor: nobody else will, and its limits hold no more."""
@@ -219,8 +243,8 @@ class _Watcher:
         self._mirror.append(name, offset, body)
         if name == f"log/{LOG_GAPS}":
             self._gaps = self._mirror.gaps()
-        elif name == f"log/{LOG_TIMES}":
-            return  # for whoever asks when a line was printed
+        elif name == f"log/{LOG_TIMES}" or name in self._renewed:
+            return  # the times are for whoever asks when a line was printed
         elif name.startswith("log/"):
             self._tell_gaps(name)
             self._on_log(body)

@@ -36,6 +36,7 @@ class Authenticator:
         self._deadline = deadline
         self._tried: list[str] = []
         self._for_openssh: list[str] = []
+        self._absent = False
 
     def authenticate(self, transport: Any) -> None:
         """Authenticate.
@@ -98,11 +99,13 @@ class Authenticator:
     def _fix(self, refusals: int) -> str:
         hop = self._hop
         if refusals >= _MANY_KEYS:
-            return f"name the right key: set IdentityFile and `IdentitiesOnly yes` for {hop.alias} in your ssh config"
-        return (
-            f"check `ssh -p {hop.port} {hop.user}@{hop.address} true`; add a key there with "
-            f"`ssh-copy-id -p {hop.port} {hop.user}@{hop.address}`, or unlock yours with `ssh-add`"
-        )
+            return (
+                f"name the right key: set IdentityFile and `IdentitiesOnly yes` for {hop.alias} in {hop.config_name}"
+            )
+        check = f"check `{hop.by_hand('true')}`"
+        if self._absent and not refusals:
+            return f"correct IdentityFile for {hop.alias} in {hop.config_name}, or make that key; then {check}"
+        return f"{check}; add a key there with `{hop.by_hand(program='ssh-copy-id')}`, or unlock yours with `ssh-add`"
 
     def _keys(self) -> Iterator[tuple[str, Any]]:
         wanted = [(path, _public_blob(path)) for path in self._hop.identity_files]
@@ -138,7 +141,9 @@ class Authenticator:
         try:
             return paramiko.PKey.from_path(path)
         except FileNotFoundError:
-            return None  # most of OpenSSH's default names do not exist
+            if self._hop.names_identities:
+                self._tried.append(f"key file {path}: there is no such file")
+                self._absent = True
         except (paramiko.PasswordRequiredException, TypeError):
             # cryptography reports a missing passphrase as TypeError
             self._tried.append(f"key file {path}: needs its passphrase; unlock it with `ssh-add {path}`")

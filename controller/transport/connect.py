@@ -127,13 +127,13 @@ def _transport_factory(known_types: Sequence[str]) -> Any:
 
 
 def _explain(error: BaseException, hop: SshSettings, deadline: Deadline) -> ConnectionFailed:
-    fix = f"check that `ssh -p {hop.port} {hop.user}@{hop.address} true` works"
+    fix = f"check that `{hop.by_hand('true')}` works"
     if isinstance(error, socket.gaierror):
         temporary = error.errno == socket.EAI_AGAIN
         return ConnectionFailed(
             f"cannot resolve {hop.address}",
             why=error.strerror or str(error),
-            fix="check the name in hosts.toml or your ssh configuration, and the network",
+            fix=f"check the name in hosts.toml or {hop.config_name}, and the network",
             code=None if temporary else "connect-name",
         )
     if deadline.expired or isinstance(error, TimeoutError):

@@ -75,7 +75,7 @@ class Opening:
                 raise HostKeyError(
                     f"ssh does not trust the host key of {hop.label}",
                     why=messages,
-                    fix=f"check it with `ssh -p {hop.port} {hop.user}@{hop.address}`",
+                    fix=f"check it with `{hop.by_hand()}`",
                 )
 
     def _offered_key(self, index: int, policy: HostKeyPolicy) -> _OfferedKey | None:
@@ -112,7 +112,7 @@ class Opening:
             return HostKeyError(
                 f"the host key of {hop.label} or of a jump before it is not known",
                 why=messages,
-                fix=f"check it with `ssh -p {hop.port} {hop.user}@{hop.address}`",
+                fix=f"check it with `{hop.by_hand()}`",
             )
         why = messages
         if "stdio forwarding failed" in messages:
@@ -123,18 +123,20 @@ class Opening:
         return ConnectionFailed(
             f"cannot connect to {hop.label}",
             why=why or f"ssh ended with exit status {status}",
-            fix=f"check that `ssh -p {hop.port} {hop.user}@{hop.address} true` works",
+            fix=f"check that `{hop.by_hand('true')}` works",
             code=code,
         )
 
     def _denied(self, messages: str) -> AuthenticationError:
         hop = self._hop
         fix = (
-            f"run this in a terminal, where ssh can ask you; check `ssh -p {hop.port} {hop.user}@{hop.address} "
-            "true`, or unlock your key with `ssh-add`"
+            f"run this in a terminal, where ssh can ask you; check `{hop.by_hand('true')}`, or unlock your key with "
+            "`ssh-add`"
         )
         if "Too many authentication failures" in messages:
-            fix = f"name the right key: set IdentityFile and `IdentitiesOnly yes` for {hop.alias} in your ssh config"
+            fix = (
+                f"name the right key: set IdentityFile and `IdentitiesOnly yes` for {hop.alias} in {hop.config_name}"
+            )
         methods = messages.rpartition("Permission denied (")[2].partition(")")[0]
         by_key = "publickey" in methods or "Permission denied (" not in messages
         return AuthenticationError(

@@ -26,7 +26,7 @@ from controller.transport.opening import Opening, Pause
 from controller.transport.pipes import PipeProcess
 from controller.transport.remote import OPEN_TIMEOUT_S, SESSION_GRACE_S, SESSION_RETRY_S, complete
 from controller.transport.ssh import CONNECT_TIMEOUT_S, DEAD_AFTER_S, KEEPALIVE_S
-from controller.transport.sshconfig import SshTarget, resolve_chain
+from controller.transport.sshconfig import SshTarget, by_hand, resolve_chain
 
 
 class OpensshTransport:
@@ -103,7 +103,7 @@ class OpensshTransport:
         raise ConnectionLost(
             f"the connection to {self._target.host} ends as soon as it is made",
             why="its control master is gone each time that a command is to be started",
-            fix=f"check that `ssh {self._target.host} true` works",
+            fix=f"check that `{by_hand(self._target, 'true')}` works",
         )
 
     def run(

@@ -124,7 +124,8 @@ class RemoteProcess(ABC):
         return RemoteFailed(
             f"the login shell on {self._host} did not run the command",
             why=self._tail() or f"it ended with exit status {status} and no message",
-            fix="the account needs a shell that can run `sh` and `base64`; try `ssh HOST true`",
+            fix="the account needs a shell that can run `sh` and `base64`; try `ssh HOST true`, with `-F FILE` where "
+            "hosts.toml sets `ssh_config`",
             code="shell-unusable",
         )
 

@@ -14,7 +14,7 @@ from controller.transport.deadline import Deadline
 from controller.transport.hostkeys import Ask
 from controller.transport.process import SshProcess
 from controller.transport.remote import complete
-from controller.transport.sshconfig import SshTarget, resolve_chain
+from controller.transport.sshconfig import SshTarget, by_hand, resolve_chain
 
 if TYPE_CHECKING:
     from controller.transport.link import Link
@@ -126,6 +126,6 @@ class SshTransport:
             raise ConnectionLost(
                 f"the connection to {self._target.host} ends as soon as it is made",
                 why=link.heartbeat.problem,
-                fix=f"check that `ssh {self._target.host} true` works",
+                fix=f"check that `{by_hand(self._target, 'true')}` works",
             )
         return link, channel

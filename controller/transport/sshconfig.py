@@ -10,10 +10,11 @@ import getpass
 import ipaddress
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from controller.core.errors import ConfigError
@@ -29,6 +30,11 @@ _NOT_IN_NAMES = re.compile(r"""[\s\x00-\x1f\x7f'"`$;&<>|(){}]""")
 of it refuse the same characters."""
 
 _DEFAULT_IDENTITIES = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+
+_USUAL_NAMES = frozenset(
+    f"id_{kind}" for kind in ("rsa", "dsa", "ecdsa", "ecdsa_sk", "ed25519", "ed25519_sk", "xmss", "mldsa44_ed25519")
+)
+"""In ~/.ssh: what OpenSSH tries, and `ssh -G` prints, where no IdentityFile is set; which of them, by its version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +77,33 @@ class SshSettings:
         """`alias (address:port)`, or the shorter form where they are the same."""
         where = f"{self.address}:{self.port}"
         return where if self.alias == self.address else f"{self.alias} ({where})"
+
+    @property
+    def config_name(self) -> str:
+        """The configuration that was read, for people."""
+        return self.target.ssh_config or "your ssh config"
+
+    @property
+    def names_identities(self) -> bool:
+        """Whether the configuration names key files; else they are OpenSSH's usual ones, of which most are absent."""
+        home = Path.home() / ".ssh"
+        usual = [name for name in map(Path, self.identity_files) if name.parent == home and name.name in _USUAL_NAMES]
+        return len(usual) < max(len(self.identity_files), len(_DEFAULT_IDENTITIES))
+
+    def by_hand(self, *words: str, program: str = "ssh") -> str:
+        """Return the command line with which a person does the same: this configuration, port, user and alias."""
+        return by_hand(replace(self.target, port=self.port, user=self.user), *words, program=program)
+
+
+def by_hand(target: SshTarget, *words: str, program: str = "ssh") -> str:
+    """Return a line for a shell that runs `ssh` (or `ssh-copy-id`) for a target as ctl does, with `words` after it.
+
+    The alias is what it goes to, not the address: only so the configuration's lines for it hold.
+    """
+    config = ["-F", os.path.expanduser(target.ssh_config)] if target.ssh_config is not None else []
+    port = ["-p", str(target.port)] if target.port is not None else []
+    who = f"{target.user}@{target.host}" if target.user is not None else target.host
+    return shlex.join([program, *config, *port, who, *words])
 
 
 def resolve(target: SshTarget) -> SshSettings:

@@ -37,6 +37,9 @@ PROGRESS_STEP = 0.1
 
 PROGRESS_MODES = ("auto", "plain", "json", "none")
 
+SILENT = "silent"
+"""What `-qq` makes of the modes: not even warnings."""
+
 
 class RunSink(Protocol):
     """Takes what happens in one run, for a view."""
@@ -80,9 +83,11 @@ def choose_view(
     clock: Callable[[], float] = time.time,
     error_follows: bool = True,
 ) -> View:
-    """Return the view for `progress`: auto, plain, json or none. `show_log`: plain lines hold the job's output too;
-    `clock` gives the times in front of plain lines, in seconds since the epoch. `error_follows`: what
-    refuses a run or makes it fail is told by the error at the end, and not at the end of the view.
+    """Return the view for `progress`: auto, plain, json, none or SILENT.
+
+    `show_log`: plain lines hold the job's output too; `clock` gives the times in front of plain lines, in seconds
+    since the epoch. `error_follows`: what refuses a run or makes it fail is told by the error at the end, and not at
+    the end of the view.
 
     auto is the dashboard only where stderr is a terminal that can move its cursor, nobody claims to be CI, and
     NO_COLOR (https://no-color.org) is not set; stdout does not matter, so that `ctl ... | tee` stays alive. Raises
@@ -91,6 +96,8 @@ def choose_view(
     if progress == "json":
         return JsonView(stderr)
     if progress == "none":
+        return QuietView(stderr)
+    if progress == SILENT:
         return SilentView()
     if progress not in PROGRESS_MODES:
         raise UsageError(f"unknown progress {progress!r}", fix=f"use one of {', '.join(PROGRESS_MODES)}")
@@ -145,6 +152,23 @@ class SilentView:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class QuietView(SilentView):
+    """No progress, but what this side warns of: of a failed hook, or a damaged copy, nothing else would tell."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def event(self, event: Event) -> None:
+        if is_own_warning(event):
+            self._stream.write(f"WARN  {clean(str(event.get('text')))}\n")
+            self._stream.flush()
+
+
+def is_own_warning(event: Event) -> bool:
+    """Whether an event is a warning of this workstation: the host's are in the summary, or in what ends the run."""
+    return event.type == "notice" and event.writer == "controller" and event.get("level") == "warn"
 
 
 class JsonView(SilentView):

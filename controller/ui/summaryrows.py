@@ -46,7 +46,7 @@ MUCH_SKIPPED = 0.05
 """Of the records: who has a twentieth of the data left out wants to know before training on the rest."""
 
 WRITTEN_ALL_THE_SAME = frozenset({"truncated", "split", "no-loss"})
-"""Reasons that the job counts beside those for skipping, of records that gave a sample."""
+"""Reasons for a remark on records that gave a sample; earlier payloads counted them beside those for skipping."""
 
 
 def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
@@ -69,6 +69,8 @@ def summary_rows(summary: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
         if blank := summary.get("blank_lines"):
             line.append(f", {count_text(blank)} blank line{'' if blank == 1 else 's'} passed over", style="yellow")
         yield "samples", line
+        if noted := _noted(summary):
+            yield "noted", Text(noted)
         if unfinished and samples.get("written"):
             yield "go on", Text("the same command with `--stale resume` keeps what is written and adds the rest")
         if summary.get("missing"):
@@ -135,7 +137,7 @@ def _skipped(summary: Mapping[str, Any], count: int) -> Text:
     records = count + int((summary.get("samples") or {}).get("expected") or 0)
     reasons = summary.get("skipped") if isinstance(summary.get("skipped"), Mapping) else {}
     told = ("; " if summary.get("skipped_lines") else ", ").join(
-        f"{clean(code)} {count_text(number)}{_lines_text(summary, code, number)}"
+        f"{clean(code)} {count_text(number)}{_lines_text(summary, 'skipped', code, number)}"
         for code, number in (reasons or {}).items()
         if code not in WRITTEN_ALL_THE_SAME
     )
@@ -145,9 +147,18 @@ def _skipped(summary: Mapping[str, Any], count: int) -> Text:
     return Text(line, style="bold red" if much else "yellow")
 
 
-def _lines_text(summary: Mapping[str, Any], code: str, number: int) -> str:
-    """Return the first lines, or rows, of the records that were skipped for one reason; older summaries have none."""
-    lines = (summary.get("skipped_lines") or {}).get(code) or ()
+def _noted(summary: Mapping[str, Any]) -> str:
+    """Return which records were kept although something is to be said about them; "" where there are none."""
+    noted = summary.get("noted") if isinstance(summary.get("noted"), Mapping) else {}
+    return "; ".join(
+        f"{clean(code)} {count_text(number)}{_lines_text(summary, 'noted', code, number)}"
+        for code, number in (noted or {}).items()
+    )
+
+
+def _lines_text(summary: Mapping[str, Any], fate: str, code: str, number: int) -> str:
+    """Return the first lines, or rows, of the records with one code of "skipped" or "noted"; older ones have none."""
+    lines = (summary.get(f"{fate}_lines") or {}).get(code) or ()
     if not lines:
         return ""
     read_as = str((summary.get("data") or {}).get("read_as") or "")

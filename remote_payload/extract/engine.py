@@ -90,7 +90,9 @@ class Extraction:
             if not len(samples):
                 raise ConfigError(f"shard {spec['shard']} is empty: the data set gives {len(data.samples)} samples")
         pending, kept = self._take_over(samples, output.identity(spec, settings, facts))
-        progress = Progress(self._events, total=len(samples), skipped=self._refused.skipped, kept=kept)
+        progress = Progress(
+            self._events, total=len(samples), skipped=self._refused.skipped, records=data.indexes, kept=kept
+        )
         progress.beat()  # before the long load, so that an end in its midst can say of how many
         watch = EngineWatch(self._job.paths.events, partial(self._give_up, pending))
         try:
@@ -298,7 +300,7 @@ class Extraction:
             {
                 "expected": len(samples), "tokens": samples.tokens, "records": data.indexes,
                 "shard": list(self._shard), "data": describe(data),
-                "skipped": dict(self._refused.counts), "skipped_lines": self._refused.lines,
+                **self._refused.document(),
                 "blank_lines": data.blank.count, "boundaries": list(settings.boundaries),
                 "num_layers": facts.layers, "hidden": facts.hidden,
                 "final_norm": settings.final_norm, "capture_path": path,

@@ -88,9 +88,12 @@ class Progress:
     called before.
     """
 
-    def __init__(self, events: PatientEvents, *, total: int, skipped: int, kept: Counts) -> None:
-        """`total` samples are wanted, `skipped` records gave none, `kept` are there from an earlier run."""
-        self._events = events
+    def __init__(self, events: PatientEvents, *, total: int, skipped: int, records: int, kept: Counts) -> None:
+        """`total` samples are wanted, `skipped` records gave none, `kept` are there from an earlier run.
+
+        `records` are those of the whole data set: of a share neither `total` nor `skipped` tells them.
+        """
+        self._events, self._records = events, records
         self._total, self._skipped, self._counts = total, skipped, kept
         self._told: Counts | None = None
         self.paused: str | None = None
@@ -123,7 +126,8 @@ class Progress:
         self._told = counts = self._counts
         self._events.emit(
             "progress", done=counts.done, total=self._total, tokens=counts.tokens, bytes=counts.bytes,
-            skipped=self._skipped, failed=0, **({"paused": self.paused} if self.paused else {}),
+            skipped=self._skipped, failed=0, records=self._records,
+            **({"paused": self.paused} if self.paused else {}),
         )  # fmt: skip
 
     def _run(self) -> None:

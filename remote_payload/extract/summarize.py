@@ -117,6 +117,8 @@ def verify(paths: RunPaths) -> dict[str, Any]:
         "shard": manifest["shard"],
         "skipped": manifest["skipped"],
         "skipped_lines": manifest["skipped_lines"],
+        "noted": manifest["noted"],
+        "noted_lines": manifest["noted_lines"],
         "blank_lines": manifest["blank_lines"],
         "missing": missing[:LISTED],
         "timings": {"load_s": seconds.get("load"), "extract_s": round(extract_s, 3)},

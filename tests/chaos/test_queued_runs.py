@@ -45,3 +45,4 @@ def test_ctrl_c_leaves_a_queued_run_queued_and_stop_takes_it_out(site: chaos.Sit
     code, _, stderr = project.ctl("attach", third)
     assert code == 0, stderr
     assert project.ctl("logs", third)[1] == b"hi\n"
+    assert json.loads(project.ctl("summary", third, "--json")[1])["allowed"] == []  # nobody was asked to allow it

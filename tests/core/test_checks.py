@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from controller.core.checks import Finding, Level, findings, owned_outputs
+from controller.core.checks import WAITED_FOR, Finding, Level, findings, owned_outputs
 from controller.core.checks_outputs import check_outputs
 from controller.core.finding import age, size
 from remote_payload.host import probe
@@ -108,6 +108,27 @@ def test_what_is_allowed_by_name_is_a_warning_that_says_so() -> None:
     assert (refused.level, refused.allowed) == (Level.FAIL, False)
     assert (allowed.level, allowed.allowed, allowed.why) == (Level.WARN, True, "allowed by name")
     assert not [f for f in findings(report, changed_plan({}), allow=["data"]) if f.allowed]
+
+
+@pytest.mark.parametrize("code", WAITED_FOR)
+def test_what_a_queued_run_waits_for_is_allowed_by_nobody(code: str) -> None:
+    case = next(case for case in CHECKS if f"fail {code}" in case["expect"])
+    queued = {**case, "plan": {**case.get("plan", {}), "job.limits.wait_for_lease": True}}
+    (refused, *_) = [f for f in judge(case) if f.code == code]
+    (waited, *_) = [f for f in judge(queued) if f.code == code]
+    assert (refused.level, waited.level, waited.allowed) == (Level.FAIL, Level.WARN, False)
+    assert waited.why.endswith("the run waits for its turn, and looks again then")
+    assert "--wait" not in waited.fix
+    if code == "lease-busy":
+        assert waited.fix == "nothing, or ask bob to end it"
+    named = {**queued, "args": {**case.get("args", {}), "allow": [code]}}
+    assert next(f.allowed for f in judge(named) if f.code == code)
+
+
+def test_a_queued_run_minds_what_no_turn_mends() -> None:
+    report = changed_report({"model.exists": False})
+    found = findings(report, changed_plan({"job.limits.wait_for_lease": True}))
+    assert [f.level for f in found if f.code == "model-missing"] == [Level.FAIL]
 
 
 def test_judging_changes_nothing() -> None:

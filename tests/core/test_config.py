@@ -299,6 +299,19 @@ def test_settings_take_flag_over_environment_over_built_in() -> None:
     assert config(source(HOST)).settings["runs_dir"].origin == BUILT_IN
 
 
+def test_values_of_a_host_that_only_came_with_ctl_are_shown_where_a_setting_means_it() -> None:
+    example = "schema = 1\n[defaults]\ncommand_timeout_s = 90\n" + HOST.partition("\n")[2].replace("gpu1", "example")
+    shipped = source(example, path="/ctl/hosts.toml", layer=Layer.SHIPPED)
+    made = config(source(HOST), shipped)
+    assert {key.split(".")[1] for key in made.document()["values"] if key.startswith("hosts.")} == {"gpu1"}
+    assert made.origins()["hosts.gpu1.command_timeout_s"] == "/ctl/hosts.toml:3 (shipped)"  # its defaults count
+    assert made.host("example").name == "example"
+    meant = config(source(HOST), shipped, environ={"CTL_HOST": "example"})
+    assert meant.origins()["hosts.example.user"].startswith("/ctl/hosts.toml:")
+    own = config(source(example, path="/ctl/hosts.toml"))  # in ctl's own checkout
+    assert "hosts.example.user" in own.values()
+
+
 def test_shown_values_are_json_and_hide_secrets() -> None:
     env = '[hosts.gpu1.env]\nHF_TOKEN = "hf_abc"\nHTTPS_PROXY = "http://me:hf_abc@proxy"\n'
     made = config(source(HOST + env + '[hosts.gpu1.secrets]\nK = { file = "k" }\n'))

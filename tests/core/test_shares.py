@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from controller.core.errors import UsageError
-from controller.core.shares import Share, merge
+from controller.core.runview import ProgressView
+from controller.core.shares import Share, counted, merge
 
 SPEC = {"model": "m", "boundaries": [2, 8], "format": "speculators", "shard": [1, 2]}
 
@@ -57,6 +58,34 @@ def test_runs_that_never_counted_their_data_are_not_complete() -> None:
     assert (merged["complete"], merged["records"], merged["written"], merged["holes"]) == (False, 2, 2, 0)
     merged = merge([share(1, records=None), share(2, records=None)])
     assert (merged["complete"], merged["records"]) == (False, 0)
+
+
+def progress(total: int | None, skipped: int, records: int | None) -> ProgressView:
+    return ProgressView(
+        t=0.0, done=0, total=total, tokens=0, bytes=0, skipped=skipped, failed=0, records=records
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_what_a_driver_counted_tells_how_many_records_there_are(size: int, count: int) -> None:
+    mine = [len(range(number - 1, size, count)) for number in range(1, count + 1)]
+    for number, own in enumerate(mine, start=1):
+        assert counted(progress(own, 0, size), (number, count)) == (size, size)
+    # Earlier payloads told only those of the share: what leaves no doubt counts, and together the shares know.
+    older = [counted(progress(own - (own > 1), int(own > 1), None), (n, count)) for n, own in enumerate(mine, 1)]
+    assert max(fewest for _, fewest in older) == size
+    assert all(exact == (size if count == 1 else None) for exact, _ in older)
+    assert counted(None, (1, count)) == counted(progress(None, 0, None), (1, count)) == (None, 0)
+
+
+def test_records_that_only_a_share_of_an_earlier_payload_counted_are_holes_but_may_be_more() -> None:
+    one = Share(run_id="run-1", host="h1", spec={**SPEC, "shard": [1, 2]}, records=None, at_least=5, ledger=[line(0)])
+    merged = merge([one])
+    assert (merged["counted"], merged["complete"]) == (False, False)
+    assert (merged["records"], merged["hole_ranges"]) == (5, [[1, 4]])
+    merged = merge([one, share(2, line(1), records=6)])
+    assert (merged["counted"], merged["records"], merged["hole_ranges"]) == (True, 6, [[2, 5]])
 
 
 def test_only_engine_arguments_that_change_values_must_agree() -> None:

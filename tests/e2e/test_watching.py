@@ -107,6 +107,8 @@ def test_a_run_that_was_stopped_in_mid_load_says_so_wherever_its_end_is_told(
     document = json.loads(stubs.ctl("summary", run_id, "--json").stdout)
     assert document["last_stage"].items() >= {"step": "extract", "phase": "load"}.items()
     assert document["samples"] == {"expected": 24, "written": 0, "skipped": 1, "failed": 0, "missing": 24}
+    merged = json.loads(stubs.ctl("ledger", "merge", run_id, "--json").stdout)
+    assert (merged["counted"], merged["records"], merged["skipped"], merged["holes"]) == (True, 25, 1, 24)
     asked = stubs.ctl("logs", run_id, "--problem")
     assert (asked.returncode, asked.stdout) == (0, "")
     assert re.fullmatch(rf"no problem was reported: run {run_id} stopped on request while {doing}\n", asked.stderr)

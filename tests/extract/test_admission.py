@@ -75,7 +75,7 @@ class Desk:
         self.engine = Engine(folder)
         self.notices: list[str] = []
         events = PatientEvents(EventWriter(str(folder / "events"), "driver", "20260102-030405-abcdef", "here"))
-        self.progress = Progress(events, total=99, skipped=0, kept=Counts())
+        self.progress = Progress(events, total=99, skipped=0, records=99, kept=Counts())
         room = Room(output=str(output), ranks=RANKS, row_bytes=ROW, buffer_bytes=POOL, side_bytes=8, rewrites=False)
         tail = LedgerTail(str(folder / "ledger"))
         self.admission = Admission(

@@ -105,7 +105,7 @@ class Desk:
         self.clock, self.notices = clock, deque[tuple[str, str]]()
         self.engine = Engine(folder, clock, write_s, refuses)
         events = PatientEvents(EventWriter(str(folder / "events"), "driver", "20260102-030405-abcdef", "here"))
-        self.progress = Progress(events, total=0, skipped=0, kept=Counts())
+        self.progress = Progress(events, total=0, skipped=0, records=0, kept=Counts())
         room = Room(output=str(folder), ranks=1, row_bytes=ROW, buffer_bytes=POOL, side_bytes=8, rewrites=False)
         self.admission = Admission(
             self.engine, room, LedgerTail(str(folder / "ledger")), self.progress,

@@ -109,7 +109,7 @@ def test_a_sample_on_disk_leaves_nothing_in_the_drivers_memory(
         samples.add(Sample(index=index, token_ids=[index] * TOKENS, loss_mask=None))
     events = PatientEvents(EventWriter(str(tmp_path / "events"), "driver", "20260102-030405-abcdef", "here"))
     room = Room(output=str(tmp_path), ranks=1, row_bytes=100, buffer_bytes=1 << 30, side_bytes=8, rewrites=False)
-    with Progress(events, total=SAMPLES, skipped=0, kept=Counts()) as progress:
+    with Progress(events, total=SAMPLES, skipped=0, records=SAMPLES, kept=Counts()) as progress:
         tail = LedgerTail(str(tmp_path / "ledger"))
         Admission(engine, room, tail, progress, lambda level, code, text: None).run(samples)
     assert progress.done == SAMPLES
@@ -236,8 +236,8 @@ def test_the_verify_step_holds_no_line_longer_than_it_looks_at_it(tmp_path: Path
     write_json(
         os.path.join(paths.folder, MANIFEST),
         {"expected": count, "tokens": count * TOKENS, "records": count, "shard": [1, 1], "data": "jsonl",
-         "skipped": {}, "skipped_lines": {}, "blank_lines": 0, "boundaries": [2, 4, 5, 8],
-         "num_layers": 8, "hidden": 4, "final_norm": False,
+         "skipped": {}, "skipped_lines": {}, "noted": {}, "noted_lines": {}, "blank_lines": 0,
+         "boundaries": [2, 4, 5, 8], "num_layers": 8, "hidden": 4, "final_norm": False,
          "capture_path": "hooks", "token_lengths": [], "versions": {}},
     )  # fmt: skip
     verify(paths)  # what is loaded and cached once

@@ -99,8 +99,10 @@ def test_the_first_refused_lines_are_told_and_all_are_counted() -> None:
         refused.add(Skip(index=line, line=line * 2, code="malformed", why=""))
     for index in (20, 21):  # two parts of one chat
         refused.add(Skip(index=index, line=30, code="truncated", why=""))
-    assert (refused.skipped, dict(refused.counts)) == (11, {"malformed": 11, "truncated": 2})
-    assert refused.lines == {"malformed": [2, 4, 6, 8, 10, 12, 14, 16], "truncated": [30]}
+    found = refused.document()
+    assert (refused.skipped, found["skipped"], found["noted"]) == (11, {"malformed": 11}, {"truncated": 2})
+    assert found["skipped_lines"] == {"malformed": [2, 4, 6, 8, 10, 12, 14, 16]}
+    assert found["noted_lines"] == {"truncated": [30]}
     assert list(refused.notices("jsonl")) == [
         (
             "malformed",

@@ -35,14 +35,14 @@ def test_events_come_at_the_start_while_writing_and_at_the_end(tmp_path: Path) -
     events = EventWriter(str(tmp_path / "events"), "driver", "20260102-030405-abcdef", "here")
     path = str(tmp_path / "events" / "driver.jsonl")
     kept = Counts(done=1, tokens=5, bytes=50)
-    with Progress(PatientEvents(events), total=3, skipped=1, kept=kept) as progress:
+    with Progress(PatientEvents(events), total=3, skipped=1, records=4, kept=kept) as progress:
         progress.add({"tokens": 10, "bytes": 100})
         deadline = time.monotonic() + 30
         while len(read_lines(path)) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         progress.add({"tokens": 10, "bytes": 100})
-    told = [(e["done"], e["total"], e["tokens"], e["bytes"], e["skipped"]) for e in read_lines(path)]
-    assert told == [(1, 3, 5, 50, 1), (2, 3, 15, 150, 1), (3, 3, 25, 250, 1)]
+    told = [(e["done"], e["total"], e["tokens"], e["bytes"], e["skipped"], e["records"]) for e in read_lines(path)]
+    assert told == [(1, 3, 5, 50, 1, 4), (2, 3, 15, 150, 1, 4), (3, 3, 25, 250, 1, 4)]
     assert "ctl-progress" not in [thread.name for thread in threading.enumerate()]
 
 

@@ -12,6 +12,8 @@ from support.extraction import Run, header_of, write_lines
 from support.stubengine import StubEngine, make_stub_run, write_model
 
 from remote_payload.extract.formats import format_named
+from remote_payload.extract.summarize import verify
+from remote_payload.host.layout import RunPaths
 
 NAMES = {0: "talk-1", 1: "17", 3: None, 4: "\u00fc-4", 5: None, 6: "long-6"}
 """By index, as the records below should be called; the record of index 2 is refused."""
@@ -63,6 +65,15 @@ def test_files_and_ledgers_call_records_by_their_own_names(stub: StubEngine, sha
         (line["index"], line.get("skipped") or line["notice"], line.get("record_id")) for line in run.ledger("driver")
     ]
     assert told == [(2, "empty", "empty-2"), (4, "no-loss", "\u00fc-4"), (5, "truncated", None)]
+
+
+def test_what_is_kept_but_noted_is_not_counted_as_skipped(stub: StubEngine, shared: Path) -> None:
+    run = stub.run(new_run(shared, 1, "speculators"), **STEPS)
+    document = verify(RunPaths(str(run.folder)))
+    assert document["samples"] == {"expected": 6, "written": 6, "skipped": 1, "failed": 0, "missing": 0}
+    assert (document["skipped"], document["skipped_lines"]) == ({"empty": 1}, {"empty": [3]})
+    assert document["noted"] == {"no-loss": 1, "truncated": 1}
+    assert document["noted_lines"] == {"no-loss": [5], "truncated": [6]}
 
 
 def test_model_optimizer_finds_the_name_as_its_conversation_id(stub: StubEngine, shared: Path) -> None:

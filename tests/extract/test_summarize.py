@@ -61,8 +61,9 @@ def run(tmp_path: Path) -> Run:
     write_json(
         os.path.join(paths.folder, MANIFEST),
         {"expected": 4, "tokens": 17, "records": 6, "shard": [1, 1], "data": "jsonl",
-         "skipped": {"malformed": 2}, "skipped_lines": {"malformed": [2, 4]}, "blank_lines": 1, "boundaries": [2, 8],
-         "num_layers": 8, "hidden": 4, "final_norm": False, "capture_path": "hooks", "token_lengths": [],
+         "skipped": {"malformed": 2}, "skipped_lines": {"malformed": [2, 4]}, "noted": {"no-loss": 1},
+         "noted_lines": {"no-loss": [5]}, "blank_lines": 1, "boundaries": [2, 8], "num_layers": 8,
+         "hidden": 4, "final_norm": False, "capture_path": "hooks", "token_lengths": [],
          "versions": {"vllm": "1"}},
     )  # fmt: skip
     return run
@@ -76,7 +77,8 @@ def test_a_whole_run_has_no_problem(run: Run) -> None:
     found = document(run)
     assert found["problems"] == []
     assert found["samples"] == {"expected": 4, "written": 4, "skipped": 2, "failed": 0, "missing": 0}
-    assert (found["skipped_lines"], found["blank_lines"]) == ({"malformed": [2, 4]}, 1)
+    assert (found["skipped"], found["skipped_lines"]) == ({"malformed": 2}, {"malformed": [2, 4]})
+    assert (found["noted"], found["noted_lines"], found["blank_lines"]) == ({"no-loss": 1}, {"no-loss": [5]}, 1)
     assert (found["tokens"], found["tokens_per_s"]) == (17, 8.5)
     assert found["timings"] == {"load_s": 20.0, "extract_s": 2.0}
     assert found["shape"] == {"hidden": 4, "states": 2, "dtype": "bfloat16"}

@@ -21,6 +21,8 @@ from remote_payload.host.journal import EventWriter
 from remote_payload.host.layout import Layout
 from remote_payload.host.liveness import Liveness, identity, judge
 from remote_payload.host.members import FOLDER_ENV, RUN_ENV, read_environ
+from remote_payload.host.protocol import RunState
+from remote_payload.host.ps import Standing
 from remote_payload.host.start import hold_start_lock
 
 READY = "import os, signal, subprocess, sys, time\n"
@@ -183,7 +185,8 @@ def test_what_a_supervisor_says_last_is_told_before_its_end(tmp_path: Path, monk
 
     monkeypatch.setattr(os.path, "exists", look)
     monkeypatch.setattr(stop_module, "send_signal", lambda *_: True)
-    assert stop_module._ask_supervisor(paths, identity(os.getpid()), 1.0, False, told.append)
+    standing = Standing(RunState.RUNNING, "", run={"supervisor": identity(os.getpid())})
+    assert stop_module._ask_supervisor(paths, standing, 1.0, False, told.append)
     assert told == ["its supervisor has been asked to stop it", "the last word"]
 
 

@@ -105,14 +105,51 @@ def test_a_new_controller_continues_the_files_of_a_killed_one(host: StubHost, mi
     assert len([event for event in seen.events if event.writer == "supervisor"]) == whole.count(b"\n")
 
 
-def test_a_copy_that_was_tampered_with_is_found(host: StubHost, mirror: Mirror) -> None:
+@pytest.mark.parametrize("damage", ["changed", "longer", "empty", "other bytes"])
+@pytest.mark.parametrize("name", ["log/000001.log", "events/supervisor.jsonl"])
+def test_a_file_of_the_copy_that_was_damaged_is_named_and_fetched_anew(
+    host: StubHost, mirror: Mirror, name: str, damage: str
+) -> None:
     launch.run(host.context(), host.plan(RUN, *JOB), {})
     follow(host, mirror, Collector())
-    log = mirror.folder / "log" / "000001.log"
-    log.write_bytes(log.read_bytes().replace(b"line 7 ", b"line 8 ", 1))
+    path = mirror.folder / name
+    whole = path.read_bytes()
+    bad = {
+        "changed": whole.replace(b"0", b"1", 1), "longer": whole + b"x\n", "empty": b"",
+        "other bytes": bytes(len(whole)),
+    }[damage]  # fmt: skip
+    path.write_bytes(bad)
+    host.events.clear()
+    seen = Collector()
+    assert follow(host, mirror, seen).ended
+    assert path.read_bytes() == whole
+    told = [fields["text"] for kind, fields in host.events if kind == "notice" and fields["code"] == "copy-damaged"]
+    if damage == "empty":  # a copy that was cut off goes on at its byte
+        assert not told
+        return
+    assert len(told) == 1
+    assert f"{path} is damaged" in told[0]
+    (aside,) = (mirror.folder / "damaged").iterdir()
+    assert aside.read_bytes() == bad
+    assert len(seen.log) == len(bad if name.startswith("log") else EXPECTED)  # shown once, as it was
+
+
+def test_a_copy_that_differs_from_the_host_for_good_is_an_error(
+    host: StubHost, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch.run(host.context(), host.plan(RUN, *JOB), {})
+    monkeypatch.setattr(Mirror, "append", lambda *_: None)  # a disk that keeps nothing
     with pytest.raises(MirrorError, match="differs") as caught:
         follow(host, mirror, Collector())
     assert "000001.log" in caught.value.why
+
+
+@pytest.mark.parametrize("name", ["plan.json", "result.json"])
+def test_a_folder_in_the_place_of_a_document_makes_way(host: StubHost, mirror: Mirror, name: str) -> None:
+    launch.run(host.context(), host.plan(RUN, "/bin/true"), {})
+    (mirror.folder / name).mkdir()
+    assert follow(host, mirror, Collector()).ended
+    assert (mirror.folder / name).is_file()
 
 
 def test_detaching_ends_the_watch_and_not_the_run(host: StubHost, mirror: Mirror) -> None:

@@ -18,6 +18,7 @@ from support.agent import FIDO_BLOB, MALFORMED_BLOB, FakeAgent
 from controller.core.errors import AuthenticationError, ConnectionFailed, HostKeyError
 from controller.transport.knownhosts import fingerprint
 from controller.transport.ssh import SshTransport
+from controller.transport.sshconfig import SshTarget, resolve
 from tools.sshd import SshServer, free_port, make_key
 
 pytestmark = pytest.mark.sshd
@@ -175,8 +176,32 @@ def test_a_wrong_key_is_an_authentication_error_at_once(
     if transport_class is SshTransport:  # ssh does not say what it tried
         assert f"{tmp_path}/wrong: refused" in failure.value.why
         assert f"ssh-add {tmp_path}/locked" in failure.value.why
-        assert "absent" not in failure.value.why
-        assert "ssh-copy-id" in failure.value.fix
+        assert f"key file {tmp_path}/absent: there is no such file" in failure.value.why
+        assert f"`ssh-copy-id -F {tmp_path}" in failure.value.fix
+    check = failure.value.fix.partition("check `")[2].partition("`")[0]
+    assert check.startswith(f"ssh -F {tmp_path}")
+    by_hand = subprocess.run(
+        ["sh", "-c", check], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
+    )
+    assert (by_hand.returncode, b"Permission denied" in by_hand.stderr) == (255, True)
+
+
+def test_what_a_hint_says_to_try_is_what_ctl_does(server: SshServer) -> None:
+    hop = resolve(SshTarget(host=server.alias, ssh_config=str(server.ssh_config)))
+    done = subprocess.run(["sh", "-c", hop.by_hand("echo", "in there")], capture_output=True, timeout=60, check=False)
+    assert done.stdout == b"in there\n"
+
+
+def test_a_key_file_that_is_named_and_absent_is_said(
+    server: SshServer, connect_to: Connect, transport_class: type, tmp_path: Path
+) -> None:
+    block = server.config_block().replace(f"IdentityFile {server.user_key}", f"IdentityFile {tmp_path}/absent")
+    with pytest.raises(AuthenticationError) as failure:
+        connect_to(block, server.alias).connect()
+    assert f"{tmp_path}/absent" in failure.value.why
+    if transport_class is SshTransport:
+        assert failure.value.why == f"key file {tmp_path}/absent: there is no such file"
+        assert f"correct IdentityFile for {server.alias} in {tmp_path}" in failure.value.fix
 
 
 def test_a_host_that_takes_no_keys_is_explained(start_server: Start, connect_to: Connect) -> None:

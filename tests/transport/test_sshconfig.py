@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from controller.core.errors import ConfigError
-from controller.transport.sshconfig import SshTarget, resolve, resolve_chain
+from controller.transport.sshconfig import SshTarget, by_hand, resolve, resolve_chain
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh client is installed")
 
@@ -132,3 +132,27 @@ def test_without_ssh_the_defaults_apply(tmp_path: Path, monkeypatch: pytest.Monk
     assert settings.user_known_hosts[0] == "/home/someone/.ssh/known_hosts"
     with pytest.raises(ConfigError, match="no `ssh` program"):
         resolve(SshTarget(host="gpu1", ssh_config="/some/config"))
+
+
+def test_a_hint_names_the_file_the_port_and_the_alias_of_the_target(tmp_path: Path) -> None:
+    path = config(tmp_path, "Host gpu1\n  HostName 10.0.0.9\n  Port 39141\n  User ann\n")
+    hop = resolve(SshTarget(host="gpu1", ssh_config=path))
+    assert hop.by_hand("true") == f"ssh -F {path} -p 39141 ann@gpu1 true"
+    assert hop.by_hand(program="ssh-copy-id") == f"ssh-copy-id -F {path} -p 39141 ann@gpu1"
+    spaced = str(tmp_path / "my config")
+    assert by_hand(SshTarget(host="h", ssh_config=spaced), "true") == f"ssh -F '{spaced}' h true"
+    assert by_hand(SshTarget(host="h", port=2200, user="me"), "true") == "ssh -p 2200 me@h true"
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("Compression no", False),
+        ("IdentityFile ~/.ssh/id_ed25519", True),
+        ("IdentityFile /elsewhere/id_rsa", True),
+        ("IdentityFile none", True),
+    ],
+)
+def test_whether_key_files_are_named(tmp_path: Path, option: str, named: bool) -> None:
+    hop = resolve(SshTarget(host="h", user="me", ssh_config=config(tmp_path, f"Host *\n {option}\n")))
+    assert hop.names_identities is named

@@ -12,10 +12,12 @@ from rich.console import Console
 from controller.core.errors import CtlError
 from controller.core.figures import Lengths, NormMap
 from controller.core.runview import FindingView
+from controller.ui.comparison import print_comparison
 from controller.ui.errors import print_error
 from controller.ui.pruned import print_prunable
 from controller.ui.sample_charts import map_cells, print_sample_charts
-from controller.ui.tables import print_findings, print_hosts, print_intention, print_ps
+from controller.ui.survey import print_groups
+from controller.ui.tables import print_config, print_findings, print_hosts, print_intention, print_ps
 
 IDS = [f"2026113{number}-103012-a1b2c{number}" for number in range(4)]
 
@@ -74,6 +76,57 @@ def test_an_address_is_whole_or_not_there() -> None:
             "python": "/opt/vllm/bin/python", "workdir": "/root/ctl"}  # fmt: skip
     for width in WIDTHS:
         assert "root@10.1.230.174:2222" in screen(width, lambda console: print_hosts(console, [host]))[1]
+
+
+LONG = "/a/very/long/folder/of/somebody/elses/project/on/a/network/drive/that/is/wider/than/any/terminal/hosts.toml"
+"""No word of it can be broken."""
+
+
+def config(console: Console) -> None:
+    files = [{"path": LONG, "layer": "project", "found": True, "included_by": None}]
+    value = {"value": LONG, "origin": f"{LONG}:12 (project)"}
+    print_config(console, {"files": files, "values": {"hosts.gpu1.env.VLLM_CACHE_ROOT": value}})
+
+
+def test_a_value_and_its_origin_are_whole_on_any_terminal() -> None:
+    for width in WIDTHS:
+        assert screen(width, config) == [
+            f"project {LONG}", f"hosts.gpu1.env.VLLM_CACHE_ROOT  {LONG}", f"    {LONG}:12 (project)",
+        ]  # fmt: skip
+    (_, row) = screen(400, config)
+    assert row.split() == ["hosts.gpu1.env.VLLM_CACHE_ROOT", LONG, f"{LONG}:12", "(project)"]
+
+
+def findings(console: Console) -> None:
+    print_findings(console, LONG, [FindingView(level="warn", code="x", what=f"at {LONG}", why=LONG, fix=LONG)])
+
+
+def comparison(console: Console) -> None:
+    change = {"key": f"plan.{LONG}", "before": f"{LONG}a", "after": f"{LONG}b"}
+    changes = {"plan": [change], "versions": [], "outcome": [], "figures": []}
+    print_comparison(console, {"runs": IDS[:2], "ended": [True, True], "same": False, "changes": changes})
+
+
+def groups(console: Console) -> None:
+    tensor = {"name": f"{LONG}.weight", "dtype": "bfloat16", "shape": [4, 8], "count": 1}
+    print_groups(console, {"groups": [{"files": 3, "example": f"{LONG}.pt", "tensors": [tensor]}]})
+
+
+def intention(console: Console) -> None:
+    print_intention(console, [{"title": "Run", "rows": [["output", LONG], [LONG, "1"]]}])
+
+
+def hosts(console: Console) -> None:
+    host = {"name": "g", "address": "a", "user": "", "port": 0, "gpus": 8, "python": LONG, "workdir": LONG}
+    print_hosts(console, [host])
+
+
+@pytest.mark.parametrize("draw", [config, findings, comparison, groups, intention, hosts])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_word_is_cut_however_long_it_is(draw: Callable[[Console], None], width: int) -> None:
+    shown = "".join(screen(width, draw))
+    assert "…" not in shown
+    assert "..." not in shown
 
 
 def test_a_plan_leaves_its_values_more_room_than_its_labels() -> None:

@@ -23,7 +23,7 @@ from controller.ui.board import Known
 from controller.ui.formats import clock_text
 from controller.ui.live import LiveView
 from controller.ui.plainlines import progress_line, standing_line
-from controller.ui.stream import JsonView, PlainView, SilentView, choose_view
+from controller.ui.stream import SILENT, JsonView, PlainView, QuietView, SilentView, choose_view
 
 
 class Terminal(io.StringIO):
@@ -264,7 +264,8 @@ def test_json_lines_are_the_events_as_recorded() -> None:
         (io.StringIO(), {"TERM": "xterm"}, "auto", PlainView),
         (Terminal(), {"TERM": "xterm"}, "plain", PlainView),
         (Terminal(), {"TERM": "xterm"}, "json", JsonView),
-        (Terminal(), {"TERM": "xterm"}, "none", SilentView),
+        (Terminal(), {"TERM": "xterm"}, "none", QuietView),
+        (Terminal(), {"TERM": "xterm"}, SILENT, SilentView),
     ],
 )
 def test_the_view_fits_the_terminal(

@@ -141,6 +141,13 @@ def test_what_was_skipped_is_named_by_its_lines() -> None:
     assert of.replace("line", "row") in rows
 
 
+def test_what_is_kept_but_noted_has_a_row_of_its_own() -> None:
+    noted = {"noted": {"no-loss": 1, "truncated": 12}, "noted_lines": {"no-loss": [25], "truncated": [3, 4]}}
+    rows = dict(summary_rows({**SUMMARY, **noted, "data": {"read_as": "jsonl: 71 token records"}}))
+    assert str(rows["noted"]) == "no-loss 1, line 25; truncated 12, lines 3, 4 and more"
+    assert "noted" not in dict(summary_rows({**SUMMARY, "noted": {}, "noted_lines": {}}))
+
+
 def test_a_pause_is_no_part_of_its_own() -> None:
     timings = {"host_s": 100.0, "load_s": 10.0, "extract_s": 80.0, "paused_s": 60.0}
     time = str(dict(summary_rows({**SUMMARY, "timings": timings}))["time"])
