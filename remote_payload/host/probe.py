@@ -159,7 +159,7 @@ def plan_sections(request: Dict[str, Any]) -> List[Section]:
         "disk": lambda note, results: probe_disk(note, request["workdir"], [output["root"] for output in outputs]),
         "environment": lambda note, results: probe_environment(note, python),
         "outputs": lambda note, results: {
-            "outputs": [_output(note, output, request["workdir"]) for output in outputs]
+            "outputs": [_output(note, output, request["workdir"], spec.get("shard")) for output in outputs]
         },
         "lease": lease,
         "login": lambda note, results: probe_login(note),
@@ -219,9 +219,10 @@ def _environment(request: Dict[str, Any]) -> Dict[str, str]:
     return with_python_first({"PATH": os.environ.get("PATH", os.defpath), **found}, request["python"])
 
 
-def _output(note: Note, output: Dict[str, Any], workdir: str) -> Dict[str, Any]:
+def _output(note: Note, output: Dict[str, Any], workdir: str, shard: Optional[List[int]]) -> Dict[str, Any]:
     note(output["path"])
     asked = {key: output[key] for key in ("path", "root", "stale", "adopt")}
-    listing = scan(output["path"], output["root"])
+    number, shares = shard or (1, 1)
+    listing = scan(output["path"], output["root"], (number, shares))
     spent = is_spent(workdir, output["path"], listing)
     return {**asked, **listing, "run": run_of(workdir, listing["marker"]), "spent": spent}
