@@ -87,6 +87,9 @@ def check_lease(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
     found = section(report, "lease")
     if found is None:
         return
+    if error := found.get("error"):
+        yield failed("lease-folder", error["what"], why=error["why"], fix=error["fix"])
+        return
     gpus = section(report, "gpus")
     wanted = (
         {"host"}

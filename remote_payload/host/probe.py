@@ -17,7 +17,7 @@ from remote_payload.host.broken import probe_broken
 from remote_payload.host.capability import probe_capability
 from remote_payload.host.envfile import read_env_file, with_python_first
 from remote_payload.host.errors import HostError, ProtocolError
-from remote_payload.host.lease import lease_folder, list_leases
+from remote_payload.host.lease import lease_folder, lease_folder_path, list_leases
 from remote_payload.host.listing import scan
 from remote_payload.host.liveness import boot_seconds, read_readings, user_name
 from remote_payload.host.probe_data import probe_data
@@ -125,9 +125,12 @@ def plan_sections(request: Dict[str, Any]) -> List[Section]:
         return probe_health(note) if found and found["present"] else None
 
     def lease(note: Note, results: Results) -> Dict[str, Any]:
-        folder = lease_folder(request.get("lease_dir"))
+        folder = lease_folder_path(request.get("lease_dir"))
         note(folder)
-        return {"folder": folder, "leases": list_leases(folder)}
+        try:
+            return {"folder": lease_folder(folder), "leases": list_leases(folder), "error": None}
+        except HostError as error:  # the run would be refused with it
+            return {"folder": folder, "leases": [], "error": error.to_dict()}
 
     def capability(note: Note, results: Results) -> Dict[str, Any]:
         package = (_data(results, "environment") or {}).get("vllm_path")
