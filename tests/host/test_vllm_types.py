@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from controller.core.enginevalues import refused
 from controller.core.triage_model import ARGUMENTS_OF_FIELDS
 from remote_payload.host.vllm_source import VllmSource
 from remote_payload.host.vllm_types import engine_types, passed_on
@@ -103,7 +104,8 @@ def installed() -> VllmSource:
 
 def test_the_installed_release_is_read_as_recorded() -> None:
     types = engine_types(installed())
-    assert {"auto", "fp8"} < set(types["kv_cache_dtype"]["choices"])
+    kinds = types["kv_cache_dtype"]
+    assert [refused(value, kinds) for value in ("fp99", "fp8", "auto")] == [True, False, False]
     assert types["runner"]["choices"][:2] == ["auto", "generate"]
     assert types["mm_processor_cache_gb"]["types"] == ["float"]
     assert {name: types[name] for name in make_compatibility.TYPED if name in types} == kept("0.32.0")
