@@ -211,18 +211,32 @@ def _parsed(words: list[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error)
             return int(ExitCode.USAGE)
-        raise _parse_error(error) from None
+        raise _parse_error(error, words) from None
 
 
-def _parse_error(error: Any) -> UsageError:
-    """Turn what the parser says into the form of every other error."""
+def _parse_error(error: Any, words: Sequence[str]) -> UsageError:
+    """Turn what the parser says of the words into the form of every other error."""
     path = error.ctx.command_path if error.ctx else "ctl"
     option = getattr(error, "option_name", None)
     if option is not None and option.startswith("-") and hasattr(error, "possibilities"):
-        known = [name for each in error.ctx.command.params for name in each.opts if name.startswith("--")]
+        if option == SPELLINGS["--dry-run=server"]:
+            return UsageError(f"`--dry-run` of `{path}` does not take a value", fix=f"see `{path} --help`")
+        shown = [each for each in error.ctx.command.params if not getattr(each, "hidden", False)]
+        known = [name for each in shown for name in each.opts if name.startswith("--")]
         return UsageError(
             f"`{path}` has no option `{option}`", fix=did_you_mean(option, known, kind=f"options of `{path}`")
         )
+    values = [word.partition("=")[2] for word in words if word.startswith("--dry-run=")]
+    if option == "--dry-run" and values and path == "ctl extract":
+        kinds = [spelling.partition("=")[2] for spelling in SPELLINGS]
+        return UsageError(
+            f"`--dry-run` has no value `{values[0]}`", fix=did_you_mean(values[0], kinds, kind="values")
+        )
+    if isinstance(error.__cause__, ValueError) and hasattr(error.__cause__, "errors"):
+        from controller.core.validation import says
+
+        (detail,) = error.__cause__.errors(include_url=False)
+        error.message = f"{says(detail)}, and is {detail['input']!r}"
     message = str(error.format_message()).rstrip(".").replace("'", "`")
     return UsageError(message[:1].lower() + message[1:], fix=f"see `{path} --help`")
 

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from controller.core.errors import CopyFailed, LocalDiskError, RefusedError
+from controller.core.errors import CopyFailed, LocalDiskError, LocalUnwritable, RefusedError
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
-_NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
-"""The last three: a file stands where a folder is wanted, or the other way round."""
+_NO_RIGHT = {
+    errno.EACCES, errno.EPERM, errno.EROFS,
+    errno.ENOTDIR, errno.EEXIST, errno.EISDIR,  # a file stands where a folder is wanted, or the other way round
+    errno.ENAMETOOLONG, errno.ELOOP,  # no path of a file, however it is written
+    errno.EIO, errno.ESTALE,  # a disk that fails, or a network disk that went away
+}  # fmt: skip
 
 _CODES = {**dict.fromkeys(_NO_ROOM, "local-disk-full"), **dict.fromkeys(_NO_RIGHT, "local-unwritable")}
 
@@ -26,7 +30,25 @@ def disk_error(error: OSError) -> LocalDiskError | None:
     if code == "local-disk-full":
         return LocalDiskError("this workstation has no room left", why=_why(error, name), fix="make room", code=code)
     what = f"{name} cannot be written or read on this workstation"
-    return LocalDiskError(what, why=error.strerror or "", fix="correct the path or its permissions", code=code)
+    return LocalUnwritable(what, why=error.strerror or "", fix="correct the path or its permissions", code=code)
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Make a folder, and those above it, unless it is there. Raises OSError; see `making`."""
+    with making(path):
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+
+
+@contextmanager
+def making(path: Path) -> Iterator[None]:
+    """For making a file or folder in one that is there: raises PermissionError in place of FileNotFoundError.
+
+    Where nothing can be made (below /proc), the kernel says that there is no such file: that is no right to write.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise PermissionError(errno.EACCES, "nothing can be made there", str(path)) from error
 
 
 @contextmanager

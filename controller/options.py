@@ -227,18 +227,10 @@ def make_overrides(
     rehearse: str | None = None,
 ) -> Overrides:  # fmt: skip
     """Return the flags as values of a playbook. Raises UsageError where numbers are none."""
-    layers: str | list[int] | None
     from controller.core.model import Overrides  # pydantic takes 150 ms to import
 
-    try:
-        layers = boundaries
-        if boundaries and boundaries != "eagle3":
-            layers = [int(part) for part in boundaries.split(",")]
-        share = _pair(shard) if shard else None
-    except ValueError as error:
-        raise UsageError(
-            "`--boundaries` or `--shard` is not of numbers", fix="write for example 2,30,58,61 and 1/4"
-        ) from error
+    layers = _layers(boundaries) if boundaries and boundaries != "eagle3" else boundaries
+    share = _share(shard) if shard else None
     return Overrides(
         stale=stale, adopt=adopt, max_samples=max_samples, output=output, capture=capture, data=data,
         data_kind=data_kind, format=output_format, store_dtype=store_dtype, boundaries=layers,
@@ -246,6 +238,22 @@ def make_overrides(
     )  # fmt: skip
 
 
-def _pair(text: str) -> tuple[int, int]:
-    number, count = text.split("/")
-    return int(number), int(count)
+def _layers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(
+            f"`--boundaries` is `{text}`, and must be whole numbers with commas between them, or eagle3",
+            fix="write for example `--boundaries 2,30,58,61`",
+        ) from error
+
+
+def _share(text: str) -> tuple[int, int]:
+    try:
+        number, count = text.split("/")
+        return int(number), int(count)
+    except ValueError as error:
+        raise UsageError(
+            f"`--shard` is `{text}`, and must say which share and of how many: I/N",
+            fix=f"write for example `--shard {text}/4`" if text.isdecimal() else "write for example `--shard 1/4`",
+        ) from error

@@ -25,6 +25,7 @@ from controller.core.errors import UsageError
 from controller.core.events import Event
 from controller.core.runview import kind_word
 from controller.history import entries
+from controller.localdisk import make_folder
 from controller.private import private, write_private
 from controller.stages.mirror import COPY_DAMAGED, LOCAL_EVENTS, Mirror
 from remote_payload.host.layout import MIRRORED_DOCUMENTS, RUN_ID, check_run_id
@@ -98,7 +99,7 @@ class RunFolder:
         """Make the folder of a new run, or return the existing one (attach from another workstation)."""
         path = runs_dir / check_run_id(run_id)
         # `parents=True` would give the folder above the mode of the umask.
-        runs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(runs_dir, 0o700)
         path.mkdir(mode=0o700, exist_ok=True)
         (path / "events").mkdir(mode=0o700, exist_ok=True)
         return cls(path)

@@ -14,6 +14,7 @@ from controller.core.errors import ConfigError, RefusedError, UsageError
 from controller.core.playbook import parse_playbook
 from controller.core.templates import NewHost, host_table, hosts_file, playbook_file, split_address
 from controller.core.tomltext import parse
+from controller.localdisk import make_folder, making
 from controller.workspace import Workspace, load_workspace, user_file
 
 Prompt = Callable[[str, str], str]
@@ -82,7 +83,7 @@ def init(
     _check(lambda: load_workspace(cwd=cwd, texts=dict(texts[:1])).config.host(host_name))
     _check(lambda: parse_playbook(playbook_name, str(playbook), texts[1][1]))
     if not dry_run:
-        playbook.parent.mkdir(exist_ok=True)
+        make_folder(playbook.parent)
         for path, text in texts:
             _create(path, text)
     return host_name, texts
@@ -199,14 +200,14 @@ def _continued(before: bytes, text: str) -> bytes:
 
 
 def _create(path: Path, text: str) -> None:
-    with open(path, "x", encoding="utf-8") as stream:
+    with making(path), open(path, "x", encoding="utf-8") as stream:
         stream.write(text)
 
 
 def _append(path: Path, before: bytes, added: bytes) -> None:
     """Append and sync; what could not be written whole is taken back."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab") as stream:
+    make_folder(path.parent)
+    with making(path), open(path, "ab") as stream:
         if stream.tell() != len(before):
             raise RefusedError(
                 f"{path} was changed by somebody else meanwhile", why="nothing was written to it",

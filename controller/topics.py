@@ -8,8 +8,9 @@ Exit codes
 
     0    ok
     1    unexpected: a defect of ctl, a command of its own that failed on the host, or a stop that left something
-    2    usage or configuration
-    3    refused: preflight, a lease held by somebody else, or anything that is no longer what was shown
+    2    usage or configuration, a Python or workdir in hosts.toml that the host cannot go by among it
+    3    refused: preflight, a lease held by somebody else, a local folder that cannot be written, or
+         anything that is no longer what was shown
     4    cannot connect, or the host's key or ours was not accepted
     8    detached: the run goes on
     9    unknown: the launch could be neither confirmed nor denied

@@ -111,7 +111,7 @@ class Workspace:
                 fix=did_you_mean(name, self.playbooks, kind="playbooks"),
                 code="unknown-playbook",
             )
-        text = _read(path)
+        text = _read(_checked_place(path))
         if text is None:
             raise ConfigError(f"there is no playbook {path}", fix="check the path, or give a playbook's name")
         return parse_playbook(path.stem, str(path), text)
@@ -223,7 +223,7 @@ def _with_includes(
         if current.resolve() in seen:
             continue
         seen.add(current.resolve())
-        text = texts.get(current) or _read(current)
+        text = texts.get(current) or _read(_checked_place(current))
         document = None if text is None else parse(str(current), text)
         yield Source(path=str(current), layer=layer, document=document, included_by=includer)
         if document is not None:
@@ -231,7 +231,7 @@ def _with_includes(
 
 
 def _chosen(path: Path, origin: str) -> Path:
-    if not path.is_file():
+    if not _checked_place(path).is_file():
         raise ConfigError(f"there is no file {path}", why=f"{origin} names it", fix=f"correct or remove {origin}")
     return path
 
@@ -239,11 +239,22 @@ def _chosen(path: Path, origin: str) -> Path:
 def _nearest(cwd: Path, environ: Mapping[str, str]) -> Path | None:
     home = _home(environ)
     for folder in (cwd, *cwd.parents):
-        if (folder / "hosts.toml").is_file():
+        if _checked_place(folder / "hosts.toml").is_file():
             return folder / "hosts.toml"
         if folder == home:
             return None
     return None
+
+
+def _checked_place(path: Path) -> Path:
+    """Return the path of a configuration file. Raises ConfigError where one seems to be there, and is no file."""
+    if path.is_symlink() and not path.exists():
+        why, fix = f"it is a link to {os.readlink(path)}, which is not there", "correct the link, or remove it"
+    elif path.is_dir():
+        why, fix = "it is a folder", "put the file in its place, or give the folder another name"
+    else:
+        return path
+    raise ConfigError(f"{path} cannot be read", why=why, fix=fix)
 
 
 def _read(path: Path) -> str | None:

@@ -202,3 +202,33 @@ def test_the_exit_codes_of_the_topic_are_those_of_the_code() -> None:
 
 def test_the_reference_page_is_what_the_code_says() -> None:
     assert TARGET.read_text() == reference(), "run: python tools/make_reference.py"
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "fix"),
+    [
+        ("extract --dry-run=sever", "`--dry-run` has no value `sever`", "did you mean `server`?"),
+        ("clear --dry-run=server", "`--dry-run` of `ctl clear` does not take a value", "see `ctl clear --help`"),
+        ("plan --shard 2", "`--shard` is `2`, and must say which share and of how many: I/N", "`--shard 2/4`"),
+        ("plan --boundaries 2;3", "`--boundaries` is `2;3`, and must be whole numbers with commas", "2,30,58,61"),
+        ("plan --max-samples x", "`--max-samples`: it must be a whole number, and is `x`", "see `ctl plan --help`"),
+        (
+            "plan --max-samples 1.5",
+            "`--max-samples`: it must be a whole number, and is `1.5`",
+            "see `ctl plan --help`",
+        ),
+        ("plan --max-samples 0", "`--max-samples`: it must be at least 1, and is `0`", "see `ctl plan --help`"),
+        ("ps --limit 0", "it must be at least 1, and is `0`", "see `ctl ps --help`"),
+    ],
+)
+def test_a_flag_is_answered_alone_and_in_the_words_of_the_files(folder: Path, line: str, what: str, fix: str) -> None:
+    done = ctl(folder, *line.split(), "--json")
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode == 2
+    assert what in error["what"]
+    assert fix in error["fix"]
+    assert "Input should" not in done.stdout
+
+
+def test_options_that_help_does_not_show_are_not_offered(folder: Path) -> None:
+    assert "--dry-run-server" not in json.loads(ctl(folder, "extract", "--nope", "--json").stdout)["error"]["fix"]

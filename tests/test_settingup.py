@@ -184,3 +184,18 @@ def test_a_host_can_go_into_ones_own_file(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "[hosts.b]" in (tmp_path / ".config" / "ctl" / "hosts.toml").read_text()
     assert not (tmp_path / "hosts.toml").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_and_no_defect(tmp_path: Path) -> None:
+    """Below /proc the kernel says that there is no such file, where nothing can be made."""
+    words = ("--address", "root@1.2.3.4", "--python", "/p/python")
+    started = ctl(
+        Path("/proc"), "init", *words, "--model", "/m", "--data", "/d", "--json", XDG_CONFIG_HOME=str(tmp_path)
+    )
+    words = ("gpu1", *words, "--cpu", "--output-root", "/o", "--user", "--json")
+    added = ctl(tmp_path, "hosts", "add", *words, XDG_CONFIG_HOME="/proc/config")
+    for done, place in ((started, "/proc/"), (added, "/proc/config")):
+        assert done.returncode == ExitCode.REFUSED, done.stdout + done.stderr
+        error = json.loads(done.stdout)["error"]
+        assert error["code"] == "local-unwritable"
+        assert error["what"].startswith(place)

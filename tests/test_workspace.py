@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,37 @@ def test_host_in_file_and_include_is_refused_naming_both(home: Path) -> None:
 def test_unreadable_text_is_a_config_error(home: Path) -> None:
     (home / "project/hosts.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot read"):
+        workspace(home)
+
+
+def test_what_seems_to_be_a_hosts_file_and_is_none_is_named(home: Path) -> None:
+    """It is there for whoever looks, so that no hosts are found in it is no answer."""
+    own, chosen = home / ".config" / "ctl" / "hosts.toml", home / "chosen.toml"
+    playbook = home / "project" / "deep" / "playbooks" / "m.toml"
+    cases: list[tuple[Path, Callable[[], object]]] = [
+        (home / "project" / "hosts.toml", lambda: workspace(home)),
+        (own, lambda: workspace(home)),
+        (chosen, lambda: workspace(home, CTL_CONFIG=str(chosen))),
+        (playbook, lambda: workspace(home).playbook("m")),
+    ]
+    for path, read in cases:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to("nowhere.toml")
+        with pytest.raises(ConfigError, match=f"{path} cannot be read: it is a link to nowhere.toml, which is not"):
+            read()
+        path.unlink()
+        path.mkdir()
+        with pytest.raises(ConfigError, match=f"{path} cannot be read: it is a folder"):
+            read()
+        path.rmdir()
+    assert workspace(home).project is None
+
+
+def test_a_byte_order_mark_which_no_editor_shows_is_left_out(home: Path) -> None:
+    (home / "project/hosts.toml").write_bytes(b"\xef\xbb\xbf" + host("a").encode())
+    assert workspace(home).project == home / "project/hosts.toml"
+    (home / "project/hosts.toml").write_bytes(b"\xef\xbb\xbfschema = 1\nschema = 2\n")
+    with pytest.raises(ConfigError, match=r"hosts.toml:2:\d+: not valid TOML"):
         workspace(home)
 
 

@@ -227,6 +227,8 @@ os.wait()
     "config-broken": Scenario(spoil=lambda model: os.truncate(model / "config.json", 100)),
     "engine-argument": Scenario(script="step(start(tensor_paralel_size=2))"),
     "engine-value": Scenario(script="step(start(max_num_seqs='eight', max_num_batched_tokens=512))"),
+    "engine-value-renamed": Scenario(script="step(start(kv_cache_dtype='fp99'))"),
+    "heads": Scenario(script="step(start(tensor_parallel_size=3))"),
 }  # fmt: skip
 
 

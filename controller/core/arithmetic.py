@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from controller.core.boundaries import resolve_boundaries
 from controller.core.errors import ConfigError
 from controller.core.finding import section
 from controller.core.shape import DTYPE_BYTES, SAMPLE_OVERHEAD_BYTES, TOKEN_BYTES
-from remote_payload.host.protocol import Plan
+from remote_payload.host.protocol import Plan, Stale
 
 CACHE_BYTES = 2
 """Of an element of the KV cache where neither the playbook nor the model says otherwise: bfloat16."""
@@ -18,13 +18,18 @@ CACHE_BYTES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What a run reads and writes. `error`: half of the 95 % interval, in tokens; 0 where all were counted."""
+    """What a run reads and writes. `error`: half of the 95 % interval, in tokens; 0 where all were counted.
+
+    `kept_samples` and `kept_bytes` are there already and not among the others: see `left`.
+    """
 
     samples: int
     tokens: int
     error: int
     how: str  # see `remote_payload.host.lengths.Lengths`
     token_bytes: int
+    kept_samples: int = 0
+    kept_bytes: int = 0
 
     @property
     def bytes(self) -> int:
@@ -61,6 +66,48 @@ def written(report: Mapping[str, Any], plan: Plan) -> Written | None:
     )
 
 
+def left(sizes: Written, report: Mapping[str, Any], plan: Plan) -> Written:
+    """Return what of a run is left to write: all of it, or in a resume what the folder does not hold.
+
+    Samples count by their names; what of them turns out not to be good is written too.
+    """
+    kept = [found["whole"] for found in resumed(report)]
+    count = min(sizes.samples, sum(each["count"] for each in kept))
+    if not count or plan["extract"] is None:
+        return sizes
+    missing = sizes.samples - count
+    return replace(
+        sizes,
+        samples=missing,
+        tokens=-(-sizes.tokens * missing // sizes.samples),
+        error=-(-sizes.error * missing // sizes.samples),
+        kept_samples=count,
+        kept_bytes=sum(each["bytes"] for each in kept),
+    )
+
+
+def bytes_left(report: Mapping[str, Any], plan: Plan, bytes_expected: int | None) -> int | None:
+    """Return what a run may write at most, beside what a resume keeps; None if nobody knows.
+
+    `bytes_expected` is what the caller knows, who could only take every sample to be as long as allowed; the host
+    knows the lengths. The longest samples may be those that are missing, so not the estimate's share is taken off but
+    the bytes that are there.
+    """
+    sizes, kept = written(report, plan), sum(found["whole"]["bytes"] for found in resumed(report))
+    if sizes is not None:
+        if not left(sizes, report, plan).samples:
+            return 0
+        at_most = sizes.bytes_at_most
+        bytes_expected = at_most if bytes_expected is None else min(bytes_expected, at_most)
+    return None if bytes_expected is None else max(0, bytes_expected - kept)
+
+
+def resumed(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the listings of the outputs that the run goes on with."""
+    outputs = (section(report, "outputs") or {"outputs": []})["outputs"]
+    return [found for found in outputs if found["stale"] == Stale.RESUME]
+
+
 def cache_bytes_per_token(config: Mapping[str, Any], spec: Mapping[str, Any], ranks: int) -> int | None:
     """Return the bytes that one rank's KV cache takes for a token over all layers; None if the sizes are not known.
 
@@ -82,52 +129,3 @@ def cache_bytes_per_token(config: Mapping[str, Any], spec: Mapping[str, Any], ra
     if type(kept) is not int or type(size) is not int:
         return None
     return layers * 2 * max(1, kept // ranks) * size * element
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Duration:
-    """Seconds of a run, and the run they were learnt from. None: nothing to learn from.
-
-    `rest_s` is what that run took beside load, capture and rehearsal: its start, probe, canaries, the engine's end
-    and the proof of the files. `rehearse_s` is what its rehearsal took, 0 where there was nothing to try.
-    """
-
-    load_s: float | None
-    load_from: str
-    rest_s: float | None
-    rehearse_s: float
-    extract_s: float | None
-    extract_from: str
-
-
-def duration(report: Mapping[str, Any], plan: Plan, tokens: int | None) -> Duration | None:
-    """Expect the time of earlier runs of the same model on this host and as many ranks; None if there are none.
-
-    The load of a rehearsal is that of a cut model, so only the first steps are taken from it where no run is known.
-    """
-    spec, found = plan["extract"], section(report, "history")
-    if spec is None or found is None:
-        return None
-    size = spec["engine"].get("tensor_parallel_size")
-    runs = [run for run in found["runs"] if run["tensor_parallel_size"] == size]
-    timed = next((run for run in runs if run["load_s"]), None)
-    rehearsed = next((each for each in found["rehearsals"] if each["load_s"]), None)
-    rate = runs[0]["tokens_per_s"] if runs else None
-    if timed is None and rehearsed is None and rate is None:
-        return None
-    return Duration(
-        load_s=timed["load_s"] if timed else None,
-        load_from=timed["run_id"] if timed else "",
-        rest_s=_rest(timed) if timed else None,
-        rehearse_s=(timed or {}).get("rehearse_s") or 0.0,
-        extract_s=tokens / rate if rate and tokens is not None else None,
-        extract_from=runs[0]["run_id"] if rate else "",
-    )
-
-
-def _rest(run: Mapping[str, Any]) -> float | None:
-    parts = [run.get(name) for name in ("host_s", "load_s", "extract_s")]
-    if None in parts:
-        return None
-    whole, load, extract = (float(part or 0.0) for part in parts)
-    return max(0.0, whole - load - extract - float(run.get("rehearse_s") or 0.0))

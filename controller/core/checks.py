@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from controller.core.arithmetic import written
+from controller.core.arithmetic import bytes_left
 from controller.core.checks_arithmetic import check_arithmetic
 from controller.core.checks_capability import check_capability
 from controller.core.checks_command import check_command
@@ -67,11 +67,7 @@ def findings(
     playbook sets each engine argument. A failure whose code is in `allow`, or whose end a queued run waits for, is
     only warned about.
     """
-    sizes = written(report, plan)
-    if sizes is not None:
-        # The host knows the lengths; the caller could only take every sample to be as long as allowed.
-        at_most = sizes.bytes_at_most
-        bytes_expected = at_most if bytes_expected is None else min(bytes_expected, at_most)
+    bytes_expected = bytes_left(report, plan, bytes_expected)
     found = [
         *_check_sections(report, plan),
         *check_login(report, plan),

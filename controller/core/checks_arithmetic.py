@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from controller.core.arithmetic import Duration, Written, cache_bytes_per_token, duration, written
+from controller.core.arithmetic import Written, cache_bytes_per_token, left, written
 from controller.core.checks_gpus import ranks, selected
+from controller.core.durations import Duration, duration
 from controller.core.finding import Finding, failed, passed, section, size, span, warned
 from remote_payload.host.protocol import Accelerator, Plan
 
@@ -30,7 +31,8 @@ HOW = {
 def check_arithmetic(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
     """Say what will be written and how long it takes; judge the KV cache. Disks are judged by `check_disk`."""
     yield from check_lengths(report, plan)
-    sizes = written(report, plan)
+    whole = written(report, plan)
+    sizes = left(whole, report, plan) if whole is not None else None
     if sizes is not None:
         yield _size_of(sizes, report)
     yield from _check_cache(report, plan)
@@ -61,18 +63,30 @@ def check_lengths(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
 
 
 def _size_of(sizes: Written, report: Mapping[str, Any]) -> Finding:
+    """Say what is written, beside what is kept; not as in order where there is no room for it, see `disk-low`."""
+    kept = f"{sizes.kept_samples:,} samples ({size(sizes.kept_bytes)}) are there"
+    if sizes.kept_samples and not sizes.samples:
+        return passed("size", f"{kept}: nothing is left to write if they prove to be good")
     share = f" ± {sizes.error / sizes.tokens:.0%}" if sizes.error and sizes.tokens else ""
     disks = (section(report, "disk") or {"paths": []})["paths"]
     outputs = (section(report, "outputs") or {"outputs": []})["outputs"]
-    free = next((disk["free"] for out in outputs for disk in disks if disk["path"] == out["root"]), None)
-    room = ""
-    if free is not None:
-        left = free - sizes.bytes_at_most
-        room = f" of {size(free)} free, {size(left)} to spare" if left >= 0 else f", {size(free)} are free"
-    return passed(
-        "size",
+    found = next(((out, disk) for out in outputs for disk in disks if disk["path"] == out["root"]), None)
+    room, spare = "", 0
+    if found is not None:
+        free = found[1]["free"] + (found[0]["bytes"] if found[0]["stale"] == "clear" else 0)
+        spare = free - sizes.bytes_at_most
+        room = f" of {size(free)} free, {size(spare)} to spare" if spare >= 0 else f", {size(free)} are free"
+    what = (
         f"{sizes.tokens:,}{share} tokens in {sizes.samples:,} samples ({HOW[sizes.how]}): "
-        f"{size(sizes.bytes)} to write{room}",
+        f"{size(sizes.bytes)} to write{room}" + (f"; {kept}" if sizes.kept_samples else "")
+    )
+    if spare >= 0:
+        return passed("size", what)
+    return warned(
+        "size",
+        what,
+        why=f"up to {size(sizes.bytes_at_most)} are written, {size(-spare)} more than there is room for",
+        fix="see `disk-low`: free some, lower `max_samples`, or choose another output root",
     )
 
 
@@ -162,6 +176,9 @@ def _is_scaled(rope: Any) -> bool:
 
 
 def _time(report: Mapping[str, Any], plan: Plan, sizes: Written | None) -> Iterator[Finding]:
+    if sizes is not None and sizes.kept_samples and not sizes.samples:
+        yield passed("time", "the samples that are there are proved; if all are good, no engine is started")
+        return
     found = duration(report, plan, sizes.tokens if sizes else None)
     if found is None:
         return
@@ -174,7 +191,11 @@ def _time(report: Mapping[str, Any], plan: Plan, sizes: Written | None) -> Itera
     if parts:
         total = (found.load_s or 0.0) + (found.rest_s or 0.0) + (found.extract_s or 0.0)
         without = [] if found.rest_s is not None else ["probe, canary and shutdown"]
-        without += ["extraction"] if found.extract_s is None else []
+        if found.too_short:
+            without.append(f"extraction, because run {found.too_short} was too short to tell a rate")
+        elif found.extract_s is None:
+            without.append("extraction")
+        without += ["the proof of what is kept"] if sizes is not None and sizes.kept_samples else []
         without += ["a rehearsal"] if _may_rehearse(found, plan) else []
         left_out = f"; without {', '.join(without)}" if without else ""
         yield passed("time", f"about {span(total)}: {', '.join(parts)}{left_out}")

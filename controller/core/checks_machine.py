@@ -87,6 +87,9 @@ def check_lease(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
     found = section(report, "lease")
     if found is None:
         return
+    if error := found.get("error"):
+        yield failed("lease-folder", error["what"], why=error["why"], fix=error["fix"])
+        return
     gpus = section(report, "gpus")
     wanted = (
         {"host"}
@@ -272,8 +275,6 @@ def _check_room(
     will_go = listing["stale"] == "clear"
     quota = (disk.get("quota") or {}).get("free")
     free = min(disk["free"], disk["free"] if quota is None else quota) + (listing["bytes"] if will_go else 0)
-    if bytes_expected is not None and listing["stale"] == "resume":
-        bytes_expected = max(0, bytes_expected - listing["bytes"])  # what is there need not be written again
     spare = min_free_bytes or 0
     if bytes_expected is not None and free < bytes_expected + spare:
         yield _low(disk, bytes_expected + spare, f"the samples take up to {size(bytes_expected)}", free, plan)

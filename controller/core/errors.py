@@ -9,7 +9,9 @@
         AuthenticationError   the host accepted none of our keys
       ConnectionLost          the connection broke while something was under way (4)
       RemoteFailed            a command of ours failed on the host (1)
-      LocalDiskError          a file cannot be written on this workstation (1)
+        HostUnusable          because of what hosts.toml says of it (2)
+      LocalDiskError          this workstation has no room for a file (1)
+        LocalUnwritable       a file or folder of it may not be written (3)
         CopyFailed            the copy of a run; the run itself is not affected (8)
       LaunchUnknown           launch could be neither confirmed nor denied (9)
       JobFailed               the job failed (100)
@@ -145,10 +147,24 @@ class RemoteFailed(CtlError):
     code = "remote-failed"
 
 
+class HostUnusable(RemoteFailed):
+    """The host cannot go by a value of hosts.toml: a Python that is none, or a workdir that is not for this user."""
+
+    exit_code = ExitCode.USAGE
+    code = "host-unusable"
+
+
 class LocalDiskError(CtlError):
     """A file of this workstation cannot be written: no room (`local-disk-full`), or no right (`local-unwritable`)."""
 
     code = "local-disk-full"
+
+
+class LocalUnwritable(LocalDiskError):
+    """A path that a person chose cannot be written (or read) here, which no other try changes."""
+
+    exit_code = ExitCode.REFUSED
+    code = "local-unwritable"
 
 
 class CopyFailed(LocalDiskError):

@@ -144,11 +144,13 @@ class Host(_Model):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.workdir == "/":
-            raise refusal("`workdir` cannot be /")
+            raise refusal("`workdir` cannot be /", key="workdir")
         if "/" in self.output_roots:
-            raise refusal("`output_roots` cannot hold /", "name the folder that training data goes to")
+            fix = "name the folder that training data goes to"
+            raise refusal("`output_roots` cannot hold /", fix, key="output_roots")
         if self.accelerator is Accelerator.CUDA and self.gpus == 0:
-            raise refusal('accelerator "cuda" needs `gpus` of at least 1', 'set `gpus`, or `accelerator = "cpu"`')
+            fix = 'set `gpus`, or `accelerator = "cpu"`'
+            raise refusal('accelerator "cuda" needs `gpus` of at least 1', fix, key="gpus")
         both = sorted(set(self.env) & set(self.secrets))
         if both:
             raise refusal(f"`{both[0]}` stands in `env` and in `secrets`", "remove one of the two")
@@ -229,7 +231,8 @@ class CaptureSection(_Model):
     def _known_convention(self) -> Self:
         if self.layer_convention not in LAYER_CONVENTIONS:
             known = ", ".join(LAYER_CONVENTIONS)
-            raise refusal(f"there is no layer convention `{self.layer_convention}`", f"use one of {known}")
+            what = f"there is no layer convention `{self.layer_convention}`"
+            raise refusal(what, f"use one of {known}", key="layer_convention")
         return self
 
 
@@ -256,9 +259,10 @@ class EngineSection(BaseModel):
     def _not_ours(self) -> Self:
         for name in self.arguments:
             if "-" in name:
-                raise refusal(f"`{name}` is not an engine argument", f"write `{name.replace('-', '_')}`")
+                raise refusal(f"`{name}` is not an engine argument", f"write `{name.replace('-', '_')}`", key=name)
             if name in OWNED_ENGINE_ARGUMENTS:
-                raise refusal(f"`{name}` cannot be set: {OWNED_ENGINE_ARGUMENTS[name]}", f"remove `{name}`")
+                what = f"`{name}` cannot be set: {OWNED_ENGINE_ARGUMENTS[name]}"
+                raise refusal(what, f"remove `{name}`", key=name)
         return self
 
     @property

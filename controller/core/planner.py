@@ -377,8 +377,9 @@ def _extract_spec(
 def _tensor_parallel(host: Host, playbook: Playbook) -> int:
     size = playbook.engine.tensor_parallel_size or max(host.gpus, 1)
     if host.accelerator is Accelerator.CUDA and size > host.gpus:
+        where = playbook.engine_places.get("tensor_parallel_size", playbook.origin)
         raise ConfigError(
-            f"{playbook.origin}: `engine.tensor_parallel_size` is {size}",
+            f"{where}: `engine.tensor_parallel_size` is {size}",
             why=f"host `{host.name}` has {host.gpus} GPUs",
             fix=f"set it to {host.gpus} or less, or correct `gpus` of the host",
         )

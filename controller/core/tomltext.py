@@ -47,7 +47,11 @@ class Document:
 
 
 def parse(path: str, text: str) -> Document:
-    """Parse TOML. Raises ConfigError naming file, line and column of a syntax error."""
+    """Parse TOML. Raises ConfigError naming file, line and column of a syntax error.
+
+    A byte order mark, which some editors write and none shows, is left out.
+    """
+    text = text.removeprefix("\ufeff")
     try:
         return Document(path=path, text=text, data=tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:

@@ -287,6 +287,9 @@ def _result(
     words = {**dict.fromkeys(("name", "source", "detail", "wanted"), "?"), **words}
     if words["name"] == "?":  # of an entry whose patterns tell it under one or the other name
         words["name"] = words["detail"]
+    if entry:
+        own = f"{words['owner']}.{words['name']}" if "owner" in words else words["name"]
+        words["name"] = entry.renamed.get(own, words["name"])
     beside = [each for each in (entry.beside, entry.also) if each is not None] if entry else []
     evidence += [_quote(placed) for each in beside for placed in lines if each.search(placed.line.text)]
     context = [_quote(placed) for placed in lines if CONTEXT.search(placed.line.text)]

@@ -7,7 +7,8 @@ no entry knows is shown as it is.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from controller.core.tracebacks import Failure
 
@@ -19,7 +20,8 @@ class Entry:
     `beside` must be in some other line of the log. `line` is searched in every log line, but only where no exception
     tells more. `also` are lines quoted beside the evidence. `least_ranks` is how many ranks must have failed alike;
     `ends` are end reasons that mean this. `{name}`, `{detail}`, `{wanted}`, `{source}` in the texts are named
-    groups of the pattern that matched.
+    groups of the pattern that matched. `renamed` says what stands for a name of vLLM's own, by `name`, or by
+    `owner.name` where the pattern has a group `owner`.
     """
 
     code: str
@@ -33,6 +35,7 @@ class Entry:
     also: re.Pattern[str] | None = None
     least_ranks: int = 0
     ends: frozenset[str] = frozenset()
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 def pattern(text: str) -> re.Pattern[str]:

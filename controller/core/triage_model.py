@@ -4,6 +4,21 @@ from __future__ import annotations
 
 from controller.core.triage_entry import Entry, pattern
 
+ARGUMENTS_OF_FIELDS = {
+    "CacheConfig.cache_dtype": "kv_cache_dtype",
+    "LoRAConfig.target_modules": "lora_target_modules",
+    "SchedulerConfig.policy": "scheduling_policy",
+}
+"""What a playbook calls the fields of vLLM's configuration that have other names than their engine arguments."""
+
+ARGUMENTS_OF_WORDS = {
+    "attention backend": "attention_backend",
+    "Mamba SSU backend": "mamba_backend",
+    "Mamba SSU algorithm": "mamba_ssu_algorithm",
+    "quantization method": "quantization",
+}
+"""What vLLM calls, in its own words, an argument whose value it does not know."""
+
 ENTRIES = (
     Entry(
         code="refused-by-job",
@@ -172,11 +187,43 @@ ENTRIES = (
         why="this vLLM refuses the value: its configuration is checked before anything is loaded",
         fix="correct it in [engine] of the playbook",
         exception=pattern(
-            r"ValidationError: \d+ validation errors? for \w+\n(?P<name>\w+)\n"
+            r"ValidationError: \d+ validation errors? for (?P<owner>\w+)\n(?P<name>\w+)(\.[\w-]+(\[[^\n]*\])?)?\n"
             r"\s+Input should be (?P<wanted>[^\n]+?)(, unable to [^\n]+?)? "
             r"\[type=\w+, input_value=(?P<detail>[^\n]+), input_type=\w+\]"
         ),
         frames=pattern(r"/vllm/engine/arg_utils\.py"),
+        renamed=ARGUMENTS_OF_FIELDS,
+    ),
+    Entry(
+        code="engine-value",
+        what="[engine] `{name}` is {detail}, and should be one of {wanted}",
+        why="this vLLM refuses the value: its configuration is checked before anything is loaded",
+        fix="correct it in [engine] of the playbook",
+        exception=pattern(
+            r"Unknown (?P<name>attention backend|Mamba SSU backend|Mamba SSU algorithm|quantization method): "
+            r"(?P<detail>'[^'\n]+'|[^\s'.]+)\. (Valid options are: |Must be one of \[)(?P<wanted>[^\n\]]+)"
+        ),
+        frames=pattern(r"/vllm/engine/arg_utils\.py"),
+        renamed=ARGUMENTS_OF_WORDS,
+    ),
+    Entry(
+        code="heads",
+        what="{detail} attention heads cannot be divided among {name} ranks",
+        why="vLLM gives as many to each rank of `tensor_parallel_size`",
+        fix="set `tensor_parallel_size` in [engine] of the playbook to a divisor of {detail}",
+        exception=pattern(
+            r"Total number of attention heads \((?P<detail>\d+)\) must be divisible by tensor parallel size "
+            r"\((?P<name>\d+)\)"
+        ),
+    ),
+    Entry(
+        code="heads",
+        what="{detail}, a size of the model, cannot be divided among {name} ranks",
+        why="vLLM gives each rank of `tensor_parallel_size` as much; most often it is the heads of a vision tower",
+        fix="set `tensor_parallel_size` in [engine] of the playbook to a divisor of {detail}, or, of a vision tower, "
+        '`mm_encoder_tp_mode = "data"`',
+        exception=pattern(r"^AssertionError: (?P<detail>\d+) is not divisible by (?P<name>\d+)$"),
+        frames=pattern(r"/vllm/distributed/utils\.py\", line \d+, in (divide|ensure_divisibility)\b"),
     ),
     Entry(
         code="cores-per-rank",

@@ -45,6 +45,9 @@ _WRITE = {
 
 _SAYS = {
     "int_type": "it must be a whole number",
+    "int_parsing": "it must be a whole number",
+    "int_parsing_size": "it must be a whole number of fewer digits",
+    "float_parsing": "it must be a number",
     "int_from_float": "it must be a whole number",
     "float_type": "it must be a number",
     "finite_number": "it must be a finite number",
@@ -67,9 +70,12 @@ _SAYS = {
 _QUOTED = re.compile(r"'([^']*)'")
 
 
-def refusal(message: str, fix: str = "") -> PydanticCustomError:
-    """Return the error that a validator raises to say what is wrong and what to do about it."""
-    return PydanticCustomError("refused", "{message}", {"message": message, "fix": fix})
+def refusal(message: str, fix: str = "", *, key: str = "") -> PydanticCustomError:
+    """Return the error that a validator raises to say what is wrong and what to do about it.
+
+    `key` is the one in question, where the validator is of the table that holds it.
+    """
+    return PydanticCustomError("refused", "{message}", {"message": message, "fix": fix, "key": key})
 
 
 def validate(model: type[M], data: Mapping[str, Any], *, where: Where, prefix: Key = ()) -> M:
@@ -123,7 +129,8 @@ class _Problem:
 
 def _problem(model: type[BaseModel], detail: ErrorDetails, prefix: Key, where: Where) -> _Problem:
     inside = tuple(part for part in detail["loc"] if isinstance(part, str) and part != "[key]")
-    key = (*prefix, *inside)
+    named = _context(detail).get("key")  # by a validator of the whole table
+    key = (*prefix, *inside, *([str(named)] if named else []))
     if detail["type"] == "missing":
         *table, name = key
         owner = f"`{dotted(table)}`" if table else "the file"
@@ -133,12 +140,13 @@ def _problem(model: type[BaseModel], detail: ErrorDetails, prefix: Key, where: W
     return _Problem(
         key=key,
         what=f"{where(key)}: `{dotted(key)}` is not valid",
-        why=_says(detail),
+        why=says(detail),
         fix=_fix(detail),
     )
 
 
-def _says(detail: ErrorDetails) -> str:
+def says(detail: ErrorDetails) -> str:
+    """Return what a value must be, in words of ours where there are some."""
     words = _SAYS.get(detail["type"])
     return detail["msg"] if words is None else words.format(**_context(detail))
 

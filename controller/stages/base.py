@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from controller.core.errors import ConnectionLost, CtlError, RefusedError, RemoteFailed
+from controller.core.errors import ConnectionLost, CtlError, HostUnusable, RefusedError, RemoteFailed
 from controller.transport.base import Process, Transport
 from remote_payload.host.framing import pack_frame
 from remote_payload.host.layout import Layout
@@ -141,6 +141,29 @@ def _answer(verb: str, output: bytes) -> dict[str, Any]:
     return answer
 
 
+_NOT_EXECUTABLE, _NOT_FOUND, _KILLED = 126, 127, 128  # exit codes of POSIX shells; the last and more: by a signal
+
+
+def python_error(name: str, python: str, code: int, stderr: bytes, *, failed: str) -> RemoteFailed:
+    """Explain a program of ours that the host's `bootstrap_python` did not run to an answer; `failed` is its code.
+
+    Most often there is no such Python (`python-missing`), or it is none (`python-unusable`); what left a traceback,
+    or was killed, is one.
+    """
+    why = stderr[-1000:].decode(errors="replace").strip()
+    fix = (
+        f"set `bootstrap_python` of [hosts.{name}] in hosts.toml to a Python 3.9 or newer of the host; "
+        "find one there with `command -v python3`"
+    )
+    if code in (_NOT_EXECUTABLE, _NOT_FOUND):
+        return HostUnusable(f"{name} has no {python} that can be run", why=why, fix=fix, code="python-missing")
+    what = f"{python} on {name} did not run what it was given (exit code {code})"
+    if code < _KILLED and b"Traceback" not in stderr:
+        why = why or "it printed no answer and no error, as no Python does"
+        return HostUnusable(what, why=why, fix=fix, code="python-unusable")
+    return RemoteFailed(what, why=why, fix=fix, code=failed)
+
+
 def host_error(verb: str, code: int, stdout: bytes, stderr: bytes) -> CtlError:
     """Turn a payload verb's failure into the error that it describes itself."""
     if code == HOST_ERROR:
@@ -150,10 +173,12 @@ def host_error(verb: str, code: int, stdout: bytes, stderr: bytes) -> CtlError:
         except (ValueError, KeyError, TypeError):
             pass  # not our JSON after all: the raw output below says more than a guess
     tail = (stderr or stdout)[-2000:].decode(errors="replace").strip()
-    return RemoteFailed(
+    missing = code in (_NOT_EXECUTABLE, _NOT_FOUND)
+    return (HostUnusable if missing else RemoteFailed)(
         f"`{verb}` failed on the host with exit code {code}",
         why=tail,
         fix="check `bootstrap_python` in hosts.toml: it must be Python 3.9 or newer",
+        code="python-missing" if missing else None,
     )
 
 

@@ -136,7 +136,13 @@ def _check(confirmation: Confirmation, plan: Plan) -> None:
     if confirmation["outcome"] == "refused" and result is not None:
         detail = confirmation["detail"] or {}
         message = result["message"] or "the host refused the run"
-        why, fix = str(detail.get("why", "")), f"see who holds it with `ctl ps --host {host}`"
+        why = str(detail.get("why", ""))
+        if result["end_reason"] == EndReason.SUPERVISOR_FAILED.value:
+            # What the host found wrong has a code and a remedy of its own; the end reason only says who found it.
+            message = str(detail.get("what") or message)
+            fix = f"look at what is wrong there: `ctl preflight --host {host}`"
+        else:
+            fix = f"see who holds it with `ctl ps --host {host}`"
         if result["end_reason"] == EndReason.LEASE_BUSY.value:
             # Nobody held it when preflight looked.
             message = f"host {host} is {message}"
@@ -147,7 +153,7 @@ def _check(confirmation: Confirmation, plan: Plan) -> None:
             message,
             why="; ".join(filter(None, [why, "nothing was launched"])),
             fix=str(detail.get("fix", fix)),
-            code=result["end_reason"],
+            code=str(detail.get("code") or result["end_reason"]),
             data=detail,
         )
     raise RefusedError("this run was cancelled before it started", fix="start a new one", code="cancelled")

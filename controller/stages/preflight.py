@@ -19,8 +19,9 @@ PROBE_DEADLINE_S = 60.0
 
 ASKED = (
     "model", "revision", "trust_remote_code", "data", "data_kind", "max_samples", "max_seq_len", "over_long",
+    "shard",
 )  # fmt: skip
-"""Of the ExtractSpec, what the lengths of the data depend on."""
+"""Of the ExtractSpec, what the lengths of the data, and the samples that are there of them, depend on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from controller.core.errors import CtlError, RemoteFailed
+from controller.core.errors import CtlError, HostUnusable, RemoteFailed
 from controller.core.finding import size
 from controller.payload import Payload, load_payload
-from controller.stages.base import Emit
+from controller.stages.base import Emit, python_error
 from controller.transport.base import Process, Transport
 from remote_payload.host.framing import pack_frame
 from remote_payload.host.protocol import HostRecord
@@ -21,7 +21,8 @@ ANSWER_TIMEOUT_S = 60.0
 _PIECE_BYTES = 1 << 20
 _ANSWER_MAX_BYTES = 1 << 16
 
-_NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # exit codes of POSIX shells
+_CONFIGURED = frozenset({"python-old", "workdir-unsafe", "workdir-unusable"})
+"""Codes of the receiver that speak of a value of hosts.toml, and not of what happened on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +40,9 @@ class PushOutcome:
 def run(transport: Transport, host: HostRecord, *, emit: Emit, payload: Payload | None = None) -> PushOutcome:
     """Make sure that the host has the payload (by default the installed one), whole and verified.
 
-    Any number of pushes of the same payload may run at once. Raises RemoteFailed (`python-missing`, `python-old`,
-    `workdir-unsafe`, `workdir-unusable`, `push-damaged`, `push-failed`), ConnectionFailed, ConnectionLost.
+    Any number of pushes of the same payload may run at once. Raises HostUnusable (`python-missing`, `python-old`,
+    `python-unusable`, `workdir-unsafe`, `workdir-unusable`), RemoteFailed (`push-damaged`, `push-failed`),
+    ConnectionFailed, ConnectionLost.
     """
     started = time.monotonic()
     emit("stage", name="push", status="started")
@@ -108,20 +110,12 @@ def _answer(process: Process, host: HostRecord) -> dict[str, Any]:
     except ValueError:
         raise _no_answer(process, host, line) from None
     if "error" in answer:
-        raise RemoteFailed(**answer["error"])
+        raise (HostUnusable if answer["error"]["code"] in _CONFIGURED else RemoteFailed)(**answer["error"])
     return dict(answer)
 
 
 def _no_answer(process: Process, host: HostRecord, output: bytes) -> RemoteFailed:
     """Explain a receiver that never spoke: most often there is no such Python."""
     code = process.wait(timeout=ANSWER_TIMEOUT_S)
-    why = (process.stderr or output)[-1000:].decode(errors="replace").strip()
-    fix = (
-        f"set `bootstrap_python` of [hosts.{host['name']}] in hosts.toml to a Python 3.9 or newer of the host; "
-        "find one there with `command -v python3`"
-    )
-    if code in (_NOT_EXECUTABLE, _NOT_FOUND):
-        what = f"{host['name']} has no {host['bootstrap_python']} that can be run"
-        return RemoteFailed(what, why=why, fix=fix, code="python-missing")
-    what = f"{host['bootstrap_python']} on {host['name']} could not run the receiver (exit code {code})"
-    return RemoteFailed(what, why=why, fix=fix, code="push-failed")
+    stderr = process.stderr or output
+    return python_error(host["name"], host["bootstrap_python"], code, stderr, failed="push-failed")

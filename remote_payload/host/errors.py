@@ -20,6 +20,11 @@ class HostError(Exception):
         return {"code": self.code, "what": self.what, "why": self.why, "fix": self.fix}
 
 
+def described(error: Exception) -> str:
+    """Return an error in a line: a HostError's own words, of any other its type and message."""
+    return str(error) if isinstance(error, HostError) else "%s: %s" % (type(error).__name__, error)
+
+
 class ProtocolError(ValueError):
     """A record or frame is not of the form that this wire prescribes; the message names the offending part."""
 

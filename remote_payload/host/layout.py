@@ -25,6 +25,9 @@ OUTPUT_LEDGER = ".ctl-ledger"
 """In an output folder: RUN_ID.rank-N.jsonl, the ledger line of every sample that was written there."""
 
 _SAMPLE = r"(?:hs_[0-9]+\.safetensors|data_[0-9]+\.(?:pt|ckpt)(?:\.gz)?|[0-9]+\.pt)"
+SAMPLE_NAME = re.compile(r"(?:hs_|data_|)(?P<index>[0-9]+)\.(?:safetensors|(?:pt|ckpt)(?:\.gz)?)")
+"""The file of one whole sample, by the index of its record in the data set."""
+
 _DESCRIBING = r"(?:data-[0-9]+-of-[0-9]+\.arrow|(?:dataset_info|dataset_dict|state)\.json)"
 
 WRITTEN_PATHS = re.compile(

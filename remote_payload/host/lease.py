@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import stat
+import tempfile
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
@@ -72,13 +73,21 @@ class Lease:
         self.descriptors = []
 
 
+FIX = "set `lease_dir` of this host in hosts.toml to a folder on a local disk that all users may write"
+
+
+def lease_folder_path(wanted: Optional[str]) -> str:
+    """Return the folder of the lock files by its name alone; nothing is looked at but what the default rests on."""
+    return wanted or (LEASE_FOLDER if _is_shared(os.path.dirname(LEASE_FOLDER)) else FALLBACK_FOLDER)
+
+
 def lease_folder(wanted: Optional[str], create: bool = True) -> str:
     """Return the folder of the lock files, with `create` made if need be, mode 1777.
 
-    Raises HostError if it is not safe to share, or cannot be used.
+    Raises HostError (`lease-folder`) if it is not safe to share, or cannot be used; with `create` also if this user
+    may not make files in it.
     """
-    folder = wanted or (LEASE_FOLDER if _is_shared(os.path.dirname(LEASE_FOLDER)) else FALLBACK_FOLDER)
-    fix = "set lease_dir of this host in hosts.toml to a folder on a local disk that all users may write"
+    folder = lease_folder_path(wanted)
     try:
         if not create and not os.path.lexists(folder):
             return folder
@@ -89,17 +98,28 @@ def lease_folder(wanted: Optional[str], create: bool = True) -> str:
             pass
         status = os.lstat(folder)
     except OSError as error:
-        raise HostError("lease-folder", "the lease folder %s cannot be used" % folder, str(error), fix) from error
+        raise _unusable(folder, "it cannot be made or looked at", error) from error
     if not stat.S_ISDIR(status.st_mode):
-        raise HostError("lease-folder", "the lease folder %s is not a folder" % folder, fix=fix)
+        raise HostError("lease-folder", "the lease folder %s is not a folder" % folder, fix=FIX)
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         raise HostError(
             "lease-folder",
             "any user may replace files in the lease folder %s" % folder,
             "its sticky bit is not set",
-            fix,
+            FIX,
         )
+    if create:
+        try:
+            tempfile.TemporaryFile(dir=folder).close()  # what permissions and mounts allow, only a file shows
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # the lock files may be there already
+                raise _unusable(folder, "no file can be made in it", error) from error
     return folder
+
+
+def _unusable(folder: str, how: str, error: OSError) -> HostError:
+    why = "%s (%s)" % (how, error.strerror or error)
+    return HostError("lease-folder", "the lease folder %s cannot be used" % folder, why, FIX)
 
 
 def resource_path(folder: str, resource: str) -> str:
@@ -124,7 +144,10 @@ def take(
     paths = [resource_path(folder, resource) for resource in sorted(resources)]  # in one order: no deadlock
     try:
         for path in paths:
-            descriptors.append(_lock(path))
+            try:
+                descriptors.append(_lock(path))
+            except OSError as error:
+                raise _unusable(folder, "%s cannot be locked" % path, error) from error
         for descriptor in descriptors:
             _check_previous(_read_record(descriptor), claim, gpus_free, here)
         record = {

@@ -13,7 +13,7 @@ import stat
 from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Set, Tuple, TypedDict
 
 from remote_payload.host.guard import DIRECTORY_FLAGS, Place, Problem, Refused, open_output, same_mount
-from remote_payload.host.layout import OUTPUT_MANIFEST, OWNER_MARKER, WRITING_KINDS, WRITTEN_PATHS
+from remote_payload.host.layout import OUTPUT_MANIFEST, OWNER_MARKER, SAMPLE_NAME, WRITING_KINDS, WRITTEN_PATHS
 
 MAX_EXAMPLES = 50
 PARTIAL = ".partial"
@@ -52,10 +52,17 @@ class Strangers(TypedDict):
     names: List[str]  # relative paths, a folder's with "/" at its end for all that is in it; the first MAX_EXAMPLES
 
 
+class Samples(TypedDict):
+    """Whole samples of a share, by their names; whether they are good is proved by the job that goes on with them."""
+
+    count: int
+    bytes: int
+
+
 class Listing(TypedDict):
     """A folder's contents without the owner marker. A name that is not UTF-8 is surrogate-escaped.
 
-    `entries`, `bytes`, `partial`, `digest` and `examples` are of what may be deleted: all but `not_ours`.
+    `entries`, `bytes`, `partial`, `whole`, `digest` and `examples` are of what may be deleted: all but `not_ours`.
     """
 
     exists: bool
@@ -64,6 +71,7 @@ class Listing(TypedDict):
     entries: int
     bytes: int
     partial: int  # of the entries, how many are files that were never finished
+    whole: Samples
     digest: Optional[str]  # None: absent, empty, or not to be listed (see problems)
     examples: List[Dict[str, Any]]  # {"path" (relative), "type", "size"}, the first by path
     others: List[str]  # of these, top-level names that no extraction writes, where nothing says what job wrote
@@ -72,10 +80,11 @@ class Listing(TypedDict):
     problems: List[Problem]
 
 
-def scan(path: str, root: str) -> Listing:
+def scan(path: str, root: str, shard: Tuple[int, int] = (1, 1)) -> Listing:
     """List `path`, an output folder strictly inside `root`. What stands against clearing it is in `problems`.
 
-    Raises nothing that a user's folder can cause: an unreadable folder is a problem in the listing.
+    `whole` counts those of `shard`, (number from 1, of how many). Raises nothing that a user's folder can cause: an
+    unreadable folder is a problem in the listing.
     """
     try:
         place = open_output(path, root)
@@ -84,7 +93,7 @@ def scan(path: str, root: str) -> Listing:
     except OSError as error:
         return _listing(exists=os.path.lexists(path), problems=[_unreadable(path, error)])
     try:
-        return snapshot(place).listing
+        return snapshot(place, shard).listing
     except Refused as refused:
         return _listing(exists=True, problems=[refused.problem])
     except OSError as error:
@@ -99,7 +108,7 @@ class Snapshot(NamedTuple):
     kept: FrozenSet[str]  # relative paths of what is not ours, and of the folders that hold it
 
 
-def snapshot(place: Place) -> Snapshot:
+def snapshot(place: Place, shard: Tuple[int, int] = (1, 1)) -> Snapshot:
     """Return the listing of an open place, and the fingerprint of each of its entries.
 
     Raises Refused if the tree is moved under our feet, OSError.
@@ -127,6 +136,7 @@ def snapshot(place: Place) -> Snapshot:
     listing["entries"] = len(found)
     listing["bytes"] = sum(fingerprint.size for fingerprint in found.values())
     listing["partial"] = sum(path.endswith(PARTIAL) for path in found)
+    listing["whole"] = _samples(found, shard)
     if not _is_of_samples(marker, manifest):
         listing["others"] = sorted(path for path in others if "/" not in path)[:MAX_EXAMPLES]
     listing["digest"] = _digest(sorted(found), found) if found and not problems else None
@@ -135,6 +145,17 @@ def snapshot(place: Place) -> Snapshot:
     ]
     listing["foreign"] = bool(found) and marker is None
     return Snapshot(listing, found, frozenset(kept))
+
+
+def _samples(found: Dict[str, Fingerprint], shard: Tuple[int, int]) -> Samples:
+    number, shares = shard
+    samples: Samples = {"count": 0, "bytes": 0}
+    for path, fingerprint in found.items():
+        named = SAMPLE_NAME.fullmatch(path.rsplit("/", 1)[-1])
+        if named and fingerprint.type == "file" and int(named["index"]) % shares == number - 1:
+            samples["count"] += 1
+            samples["bytes"] += fingerprint.size
+    return samples
 
 
 def is_emptied(path: str) -> bool:
@@ -289,6 +310,7 @@ def _listing(exists: bool, problems: Optional[List[Problem]] = None) -> Listing:
         "entries": 0,
         "bytes": 0,
         "partial": 0,
+        "whole": {"count": 0, "bytes": 0},
         "digest": None,
         "examples": [],
         "others": [],

@@ -17,7 +17,7 @@ from remote_payload.host.broken import probe_broken
 from remote_payload.host.capability import probe_capability
 from remote_payload.host.envfile import read_env_file, with_python_first
 from remote_payload.host.errors import HostError, ProtocolError
-from remote_payload.host.lease import lease_folder, list_leases
+from remote_payload.host.lease import lease_folder, lease_folder_path, list_leases
 from remote_payload.host.listing import scan
 from remote_payload.host.liveness import boot_seconds, read_readings, user_name
 from remote_payload.host.probe_data import probe_data
@@ -125,9 +125,12 @@ def plan_sections(request: Dict[str, Any]) -> List[Section]:
         return probe_health(note) if found and found["present"] else None
 
     def lease(note: Note, results: Results) -> Dict[str, Any]:
-        folder = lease_folder(request.get("lease_dir"))
+        folder = lease_folder_path(request.get("lease_dir"))
         note(folder)
-        return {"folder": folder, "leases": list_leases(folder)}
+        try:
+            return {"folder": lease_folder(folder), "leases": list_leases(folder), "error": None}
+        except HostError as error:  # the run would be refused with it
+            return {"folder": folder, "leases": [], "error": error.to_dict()}
 
     def capability(note: Note, results: Results) -> Dict[str, Any]:
         package = (_data(results, "environment") or {}).get("vllm_path")
@@ -159,7 +162,7 @@ def plan_sections(request: Dict[str, Any]) -> List[Section]:
         "disk": lambda note, results: probe_disk(note, request["workdir"], [output["root"] for output in outputs]),
         "environment": lambda note, results: probe_environment(note, python),
         "outputs": lambda note, results: {
-            "outputs": [_output(note, output, request["workdir"]) for output in outputs]
+            "outputs": [_output(note, output, request["workdir"], spec.get("shard")) for output in outputs]
         },
         "lease": lease,
         "login": lambda note, results: probe_login(note),
@@ -219,9 +222,10 @@ def _environment(request: Dict[str, Any]) -> Dict[str, str]:
     return with_python_first({"PATH": os.environ.get("PATH", os.defpath), **found}, request["python"])
 
 
-def _output(note: Note, output: Dict[str, Any], workdir: str) -> Dict[str, Any]:
+def _output(note: Note, output: Dict[str, Any], workdir: str, shard: Optional[List[int]]) -> Dict[str, Any]:
     note(output["path"])
     asked = {key: output[key] for key in ("path", "root", "stale", "adopt")}
-    listing = scan(output["path"], output["root"])
+    number, shares = shard or (1, 1)
+    listing = scan(output["path"], output["root"], (number, shares))
     spent = is_spent(workdir, output["path"], listing)
     return {**asked, **listing, "run": run_of(workdir, listing["marker"]), "spent": spent}

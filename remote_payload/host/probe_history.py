@@ -13,15 +13,16 @@ from remote_payload.host.sections import Note
 NEWEST = 60
 """Runs that are looked at, the newest first; a run's two documents are read in a millisecond."""
 
-KEPT = 10
+REHEARSALS = 10
 
 
 def probe_history(note: Note, workdir: str, model: str) -> Dict[str, Any]:
     """Return {"runs": [record], "rehearsals": [{"run_id", "load_s", "first_steps_s"}]}, the newest first.
 
-    A record is {run_id, tensor_parallel_size, capture, boundaries, samples, tokens_per_s, load_s, extract_s,
-    rehearse_s, host_s} of a run that succeeded with the model folder `model`; `host_s` is from the lease to the end.
-    Damaged records are left out.
+    A record is {run_id, tensor_parallel_size, accelerator, capture, boundaries, engine, format, store_dtype, samples,
+    tokens_per_s, load_s, extract_s, rehearse_s, host_s} of a run that succeeded with the model folder `model`;
+    `engine`, `format` and `store_dtype` are its plan's; `host_s` is from the lease to the end. Damaged records are
+    left out.
     """
     layout = Layout(workdir)
     runs: List[Dict[str, Any]] = []
@@ -30,19 +31,24 @@ def probe_history(note: Note, workdir: str, model: str) -> Dict[str, Any]:
     for run_id in sorted((name for name in names if RUN_ID.fullmatch(name)), reverse=True)[:NEWEST]:
         note(run_id)
         paths = layout.run(run_id)
-        spec = (_read(paths.plan) or {}).get("extract") or {}
+        plan = _read(paths.plan) or {}
+        spec = plan.get("extract") or {}
         if spec.get("model") != model:
             continue
         same.append(run_id)
         summary = _read(paths.summary) or {}
-        if summary.get("end_reason") == "succeeded" and summary.get("tokens_per_s") and len(runs) < KEPT:
+        if summary.get("end_reason") == "succeeded" and summary.get("tokens_per_s"):
             timings = summary.get("timings") or {}
             runs.append(
                 {
                     "run_id": run_id,
                     "tensor_parallel_size": (spec.get("engine") or {}).get("tensor_parallel_size"),
+                    "accelerator": (plan.get("host") or {}).get("accelerator"),
                     "capture": summary.get("capture_path"),
                     "boundaries": summary.get("boundaries"),
+                    "engine": spec.get("engine"),
+                    "format": spec.get("format"),
+                    "store_dtype": spec.get("store_dtype"),
                     "samples": (summary.get("samples") or {}).get("written"),
                     "tokens_per_s": summary["tokens_per_s"],
                     "load_s": timings.get("load_s"),
@@ -84,7 +90,7 @@ def _rehearsals(folder: str, runs: List[str]) -> List[Dict[str, Any]]:
         record = _read(os.path.join(folder, name)) or {}
         if record.get("run_id") in runs:
             found.append({key: record.get(key) for key in ("run_id", "load_s", "first_steps_s")})
-    return sorted(found, key=lambda record: str(record["run_id"]), reverse=True)[:KEPT]
+    return sorted(found, key=lambda record: str(record["run_id"]), reverse=True)[:REHEARSALS]
 
 
 def _read(path: str) -> Optional[Dict[str, Any]]:

@@ -14,6 +14,7 @@ A payload is unpacked into a folder beside, verified, synced, and renamed into p
 however this ends, and whoever else pushes at the same time.
 """
 
+import errno
 import hashlib
 import os
 import stat
@@ -125,6 +126,8 @@ def prepare_workdir(workdir: str) -> str:
             )
         os.makedirs(payloads, mode=0o700, exist_ok=True)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # the folder is right, and its disk full
         raise ReceiveError(
             "workdir-unusable",
             "cannot use the work folder %s" % path,

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Dict, List, Optional
 from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.cgroup import make as make_cgroup
 from remote_payload.host.children import CommandFailed, reap_adopted
+from remote_payload.host.errors import HostError, described
 from remote_payload.host.files import read_json, write_all, write_json
 from remote_payload.host.finish import (
     DEFAULT_GRACE_S,
@@ -122,13 +123,14 @@ class Supervisor:
             return self._refuse(Ending(EndReason.STOPPED, "stopped while it was queued; nothing was started"), None)
         except Exception as error:  # noqa: BLE001 - reported: in result.json, to the starter, and in supervisor.log
             traceback.print_exc()
-            return self._refuse(Ending(EndReason.SUPERVISOR_FAILED, _describe(error)), None)
+            detail = error.to_dict() if isinstance(error, HostError) else None
+            return self._refuse(Ending(EndReason.SUPERVISOR_FAILED, described(error)), detail)
         sampler.start()
         try:
             ending = self._run_steps()
         except Exception as error:  # noqa: BLE001 - reported: in result.json and in supervisor.log
             traceback.print_exc()
-            ending = Ending(EndReason.SUPERVISOR_FAILED, _describe(error), self._step)
+            ending = Ending(EndReason.SUPERVISOR_FAILED, described(error), self._step)
         self._finish(ending, sampler)
         return 0
 
@@ -333,7 +335,7 @@ class Supervisor:
             )
         except Exception as error:  # noqa: BLE001 - reported in result.json, which has to be written in any case
             traceback.print_exc()
-            reason = {"reason": "the cleaning up failed: %s" % _describe(error)}
+            reason = {"reason": "the cleaning up failed: %s" % described(error)}
             done = Cleanup(stopped=StopReport([], []), clean="unknown", evidence=reason["reason"], leftovers=[reason])
         try:
             self._follower.finish()  # after the log is whole, before the summary is made
@@ -393,7 +395,3 @@ class Supervisor:
         except OSError as error:
             # A full disk must not keep a run from ending in order; result.json has its own reserve.
             complain("event %s %s lost: %s" % (type, fields, error))
-
-
-def _describe(error: Exception) -> str:
-    return "%s: %s" % (type(error).__name__, error)

@@ -8,7 +8,7 @@ is not told, so that nothing is refused here that vLLM would take.
 from __future__ import annotations
 
 import ast
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from remote_payload.host.vllm_source import Found, VllmSource, called, keyword, text
 
@@ -31,12 +31,20 @@ CONDITIONAL = (
 """What is below one of these may not happen."""
 
 
-class _Passed(NamedTuple):
-    """An argument that becomes the field `field` of the class `config`."""
+class Passed(NamedTuple):
+    """An argument that becomes the field `field` of the class `config`, but for the values `replaced`."""
 
     name: str
     config: Found
     field: str
+    replaced: List[Any]
+
+
+class _Given(NamedTuple):
+    """An expression whose value is that of the argument `name`, unless that is one of `replaced`."""
+
+    name: str
+    replaced: List[Any]
 
 
 class _Open(Exception):
@@ -55,10 +63,11 @@ def engine_types(source: VllmSource) -> Dict[str, Dict[str, Any]]:
         return {}
     changed = set(_changed(source, found))
     told: Dict[str, Dict[str, Any]] = {}
-    for passed in _passed_on(source, found):
+    for passed in passed_on(source):
         if passed.name not in changed and passed.name not in told:
             wanted = _wanted(source, passed.config, passed.field)
             if wanted is not None:
+                wanted["choices"] += [value for value in passed.replaced if value not in wanted["choices"]]
                 told[passed.name] = wanted
     return told
 
@@ -66,19 +75,91 @@ def engine_types(source: VllmSource) -> Dict[str, Dict[str, Any]]:
 # ------------------------------------------------------------------------------- where an argument goes
 
 
-def _passed_on(source: VllmSource, arguments: Found) -> Iterator[_Passed]:
+def passed_on(source: VllmSource) -> Iterator[Passed]:
     """Yield the arguments that a configuration class is given unchanged whenever an engine is made."""
-    for call in _calls_of(source, arguments, MAKER, 0):
+    arguments = source.find(*ENGINE_ARGUMENTS)
+    if arguments is None:
+        return
+    for method, call in _calls_of(source, arguments, MAKER, 0):
         config = source.find(arguments.module, call.func.id) if isinstance(call.func, ast.Name) else None
         if config is None or not _is_checked(source, config):
             continue
-        for given in call.keywords:
-            if given.arg and _is_own(given.value):
-                yield _Passed(given.value.attr, config, given.arg)
+        for keyword_given in call.keywords:
+            given = _given(source, Found(arguments.module, method), keyword_given.value, 0)
+            if keyword_given.arg and given is not None:
+                yield Passed(given.name, config, keyword_given.arg, given.replaced)
 
 
-def _calls_of(source: VllmSource, arguments: Found, method: str, depth: int) -> Iterator[Any]:
-    """Yield the calls that a method makes under no condition, and those of the methods that it calls so."""
+def _given(source: VllmSource, method: Found, value: ast.expr, depth: int) -> Optional[_Given]:
+    """Return the argument that an expression of `method` stands for; None where that cannot be told.
+
+    Told are the argument itself, another value in place of None (which no playbook gives), a local name that is set
+    once and under no condition, and a function that hands its argument back but for one constant.
+    """
+    if depth > DEPTH:
+        return None
+    if _is_own(value):
+        return _Given(getattr(value, "attr", ""), [])
+    if isinstance(value, ast.IfExp):
+        test = value.test
+        if isinstance(test, ast.Compare) and _is_none(test.comparators[0]) and _is_own(test.left):
+            kept = {ast.Is: value.orelse, ast.IsNot: value.body}.get(type(test.ops[0]))
+            if kept is not None and ast.dump(kept) == ast.dump(test.left):
+                return _given(source, method, kept, depth + 1)
+    elif isinstance(value, ast.Name):
+        only = _set_once(method.node, value.id)
+        return None if only is None else _given(source, method, only, depth + 1)
+    elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and not value.keywords:
+        function = source.find(method.module, value.func.id)
+        for number, argument in enumerate(value.args):
+            given = _given(source, method, argument, depth + 1)
+            other = _replaced_by(function, number) if given is not None and function is not None else None
+            if given is not None and other is not None:
+                return _Given(given.name, [*given.replaced, *other])
+    return None
+
+
+def _set_once(method: ast.AST, name: str) -> Optional[ast.expr]:
+    """Return what a name is set to where that is done once in a method, under no condition."""
+    stored = [
+        each
+        for each in ast.walk(method)
+        if isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, (ast.Store, ast.Del))
+    ]
+    values = [
+        each.value
+        for each in getattr(method, "body", ())
+        if isinstance(each, ast.Assign) and [getattr(target, "id", "") for target in each.targets] == [name]
+    ]
+    return values[0] if len(stored) == len(values) == 1 else None
+
+
+def _replaced_by(function: Found, number: int) -> Optional[List[Any]]:
+    """Return the constant that a function replaces in its parameter, where it hands all others back as they are.
+
+    Such a function begins with `if parameter != "auto": return parameter`; what follows concerns "auto" alone.
+    """
+    if not isinstance(function.node, ast.FunctionDef) or number >= len(function.node.args.args):
+        return None
+    name = function.node.args.args[number].arg
+    body = [each for each in function.node.body if not (isinstance(each, ast.Expr) and text(each.value) is not None)]
+    first = body[0] if body else None
+    if not (isinstance(first, ast.If) and isinstance(first.test, ast.Compare) and len(first.test.ops) == 1):
+        return None
+    other, returned = first.test.comparators[0], first.body[0]
+    if (
+        isinstance(first.test.ops[0], ast.NotEq)
+        and getattr(first.test.left, "id", "") == name
+        and isinstance(other, ast.Constant)
+        and isinstance(returned, ast.Return)
+        and getattr(returned.value, "id", "") == name
+    ):
+        return [other.value]
+    return None
+
+
+def _calls_of(source: VllmSource, arguments: Found, method: str, depth: int) -> Iterator[Tuple[Any, Any]]:
+    """Yield (method, call) of what a method calls under no condition, and of the methods that it calls so."""
     made = source.method(arguments, method)
     if made is None or isinstance(made.node, ast.ClassDef) or depth > DEPTH:
         return
@@ -91,7 +172,7 @@ def _calls_of(source: VllmSource, arguments: Found, method: str, depth: int) -> 
             if _is_own(call.func):
                 yield from _calls_of(source, arguments, call.func.attr, depth + 1)
             else:
-                yield call
+                yield made.node, call
 
 
 def _certain(node: ast.AST) -> Iterator[Any]:
@@ -237,7 +318,9 @@ def _read(source: VllmSource, module: str, node: ast.expr, found: Dict[str, Any]
         inside = getattr(inside, "value", inside) if type(inside).__name__ == "Index" else inside  # Python 3.8
         members = list(inside.elts) if isinstance(inside, ast.Tuple) else [inside]
         if name == "Literal":
-            _read_literal(members, found)
+            _read_literal(source, module, members, found, depth)
+        elif name == "InitVar" and depth == 0:  # pydantic checks it as it does a field
+            _read(source, module, members[0], found, depth + 1)
         elif name in ("Optional", "Union"):
             for member in members:
                 _read(source, module, member, found, depth + 1)
@@ -255,14 +338,26 @@ def _read(source: VllmSource, module: str, node: ast.expr, found: Dict[str, Any]
 _NEVER = {ast.dump(ast.parse(name, mode="eval").body) for name in NEVER_IN_TOML}
 
 
-def _read_literal(members: List[ast.expr], found: Dict[str, Any]) -> None:
+def _read_literal(
+    source: VllmSource, module: str, members: List[ast.expr], found: Dict[str, Any], depth: int
+) -> None:
     for member in members:
+        if isinstance(member, ast.Name):  # another Literal: its members are this one's
+            alias = source.assigned(module, member.id)
+            if alias is None or not _is_literal(alias[1]):
+                raise _Open
+            _read(source, alias[0], alias[1], found, depth + 1)
+            continue
         if not isinstance(member, ast.Constant):
             raise _Open
         if not isinstance(member.value, (str, int, type(None))):
             raise _Open
         if member.value is not None:
             found["choices"].append(member.value)
+
+
+def _is_literal(node: ast.expr) -> bool:
+    return isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == "Literal"
 
 
 def _bounds(default: Optional[ast.expr]) -> Dict[str, float]:

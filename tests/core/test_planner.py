@@ -75,6 +75,9 @@ def test_tensor_parallel_size_defaults_to_all_gpus_and_cannot_exceed_them() -> N
     assert spec["engine"]["tensor_parallel_size"] == 8
     with pytest.raises(ConfigError, match="tensor_parallel_size"):
         plan(engine={"tensor_parallel_size": 9})
+    placed = playbook(engine={"tensor_parallel_size": 9}, engine_places={"tensor_parallel_size": "/p/m.toml:12"})
+    with pytest.raises(ConfigError, match=r"^/p/m\.toml:12: `engine\.tensor_parallel_size` is 9"):
+        planner.make_plan(host(), placed, **GIVEN)
     cpu = planner.make_plan(host(accelerator="cpu", gpus=0), playbook(engine={"tensor_parallel_size": 2}), **GIVEN)
     assert cpu["extract"] is not None
     assert cpu["extract"]["engine"]["tensor_parallel_size"] == 2

@@ -78,10 +78,10 @@ def test_bad_duration_is_refused(value: str) -> None:
         ('[capture]\nboundaries = "eagle"', "capture.boundaries", "eagle3"),
         ('[capture]\npath = "magic"', "capture.path", "native"),
         ('[capture]\nfinal_norm = "no"', "capture.final_norm", ""),
-        ('[engine]\nworker_cls = "x"', "engine", "remove `worker_cls`"),
-        ("[engine]\nenable_prefix_caching = false", "engine", "not computed"),
-        ('[engine]\nhf_token = "hf_x"', "engine", "secrets"),
-        ("[engine]\nmax-num-seqs = 4", "engine", "max_num_seqs"),
+        ('[engine]\nworker_cls = "x"', "engine.worker_cls", "remove `worker_cls`"),
+        ("[engine]\nenable_prefix_caching = false", "engine.enable_prefix_caching", "not computed"),
+        ('[engine]\nhf_token = "hf_x"', "engine.hf_token", "secrets"),
+        ("[engine]\nmax-num-seqs = 4", "engine.max-num-seqs", "max_num_seqs"),
         ("[engine]\ntensor_parallel_size = 0", "engine.tensor_parallel_size", ""),
         ("[engin]\n", "engin", "did you mean `engine`?"),
         ('name = "m"\n', "output.name", ""),
@@ -118,6 +118,12 @@ def test_a_value_that_is_not_valid_is_told_what_it_must_be(added: str, why: str,
     error = playbook_refused(PLAYBOOK + added)
     assert error.why == why
     assert fix in error.fix
+
+
+def test_an_engine_argument_that_ctl_sets_itself_is_named_with_its_own_line() -> None:
+    """The table's line is that of its heading, and may be far above."""
+    error = playbook_refused(PLAYBOOK + '[engine]\nmax_num_seqs = 8\nworker_cls = "x"\n')
+    assert error.what == "/project/playbooks/m.toml:10: `engine.worker_cls` is not valid"
 
 
 def test_another_schema_is_told_the_one_there_is() -> None:

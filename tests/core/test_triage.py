@@ -31,6 +31,8 @@ LOGS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "cpu-0.32-empty-message": ("empty-message", "Worker", ()),
     "cpu-0.32-engine-argument": ("engine-argument", "", ()),
     "cpu-0.32-engine-value": ("engine-value", "", ()),
+    "cpu-0.32-engine-value-renamed": ("engine-value", "", ()),
+    "cpu-0.32-heads": ("heads", "", ()),
     "cpu-0.32-head-size": ("head-size", "Worker", ()),
     "cpu-0.32-killed-rank": ("killed", "VllmWorker-1", (1,)),
     "cpu-0.32-layer-signature": ("layer-signature", "Worker", ()),

@@ -119,6 +119,19 @@ MATCHES: list[tuple[str, str]] = [
     ("engine-value", raised("pydantic_core._pydantic_core.Validation" + REFUSED.format(
         field="gpu_memory_utilization", says="Input should be less than or equal to 1 [type=less_than_equal, "
         "input_value=2.0, input_type=float]").removeprefix("Validation"), ARGUMENTS)),
+    ("engine-value", raised(REFUSED.format(field="additional_config.dict[any,any]", says="Input should be a "
+                                           "valid dictionary [type=dict_type, input_value='x', input_type=str]"),
+                            ARGUMENTS)),
+    ("engine-value", raised("ValueError: Unknown attention backend: 'FP99'. Valid options are: FLASH_ATTN, CPU_ATTN",
+                            ARGUMENTS)),
+    ("engine-value", raised("ValidationError: 1 validation error for ModelConfig\n  Value error, Unknown "
+                            "quantization method: fp99. Must be one of ['awq', 'fp8']. [type=value_error, "
+                            "input_value=ArgsKwargs((), {'model': 1}), input_type=ArgsKwargs]", ARGUMENTS)),
+    ("heads", raised("pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig\n  Value "
+                     "error, Total number of attention heads (8) must be divisible by tensor parallel size (3). "
+                     "[type=value_error, input_value=ArgsKwargs((), {}), input_type=ArgsKwargs]", ARGUMENTS)),
+    ("heads", raised("AssertionError: 10 is not divisible by 4",
+                     frame(f"{VLLM}/distributed/utils.py", "ensure_divisibility"), source="Worker_TP0")),
     ("cores-per-rank", raised("AssertionError: Given number of CPU id list ['0', '1'] doesn't match local world size "
                               "4.", source="EngineCore")),
     ("port-taken", raised("OSError: [Errno 98] Address already in use")),
@@ -217,6 +230,9 @@ LOOKALIKES: list[tuple[str, str | None, str]] = [
     ("engine-value", "unknown", raised(REFUSED.format(field="max_num_seqs", says=NO_INTEGER), USER)),
     ("engine-value", "unknown", raised(REFUSED.format(field="  Value error, seqs and tokens do not fit", says="x"),
                                        ARGUMENTS)),
+    ("engine-value", "unknown", raised("ValueError: Unknown attention backend: 'FP9'. Valid options are: A", USER)),
+    ("heads", "unknown", raised("ValueError: Total number of attention heads (8) must be positive", ARGUMENTS)),
+    ("heads", "unknown", raised("AssertionError: 10 is not divisible by 4", USER)),
     ("cores-per-rank", "unknown", raised("AssertionError: Given number of heads doesn't match local world size 4.")),
     ("port-taken", "unknown", raised("OSError: [Errno 99] Cannot assign requested address")),
     ("lease-taken", "unknown", raised("RuntimeError: the lease of the office is taken")),
@@ -321,3 +337,21 @@ def test_a_share_of_memory_that_is_not_there_is_answered_with_the_option_that_vl
     assert "21.26/23.46 GiB" in found.what
     assert "`gpu_memory_utilization` in [engine]" in found.fix
     assert "swap_space" not in found.fix
+
+
+def test_a_value_is_named_by_the_playbooks_key_and_not_by_vllms_field() -> None:
+    log = raised(
+        "ValidationError: 1 validation error for CacheConfig\ncache_dtype\n  Input should be 'auto' or 'fp8' "
+        "[type=literal_error, input_value='fp99', input_type=str]",
+        ARGUMENTS,
+    )
+    found = triage(place_lines([("log", log.encode())]))
+    assert found is not None
+    assert found.what == "[engine] `kv_cache_dtype` is 'fp99', and should be 'auto' or 'fp8'"
+
+
+def test_a_backend_that_vllm_does_not_know_is_named_by_its_argument() -> None:
+    log = raised("ValueError: Unknown attention backend: 'FP99'. Valid options are: FLASH_ATTN, CPU_ATTN", ARGUMENTS)
+    found = triage(place_lines([("log", log.encode())]))
+    assert found is not None
+    assert found.what == "[engine] `attention_backend` is 'FP99', and should be one of FLASH_ATTN, CPU_ATTN"

@@ -129,14 +129,14 @@ def test_a_link_in_place_of_the_lock_is_not_followed(folder: str, tmp_path: Path
     victim = tmp_path / "victim"
     victim.write_text("untouched")
     Path(folder, "host.lock").symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(HostError, match="symbolic links"):
         take(folder, ["host"], claim(FIRST), lambda: None)
     assert victim.read_text() == "untouched"
 
 
 def test_a_fifo_in_place_of_the_lock_is_refused(folder: str) -> None:
     os.mkfifo(f"{folder}/host.lock")
-    with pytest.raises(OSError, match="not a regular file"):
+    with pytest.raises(HostError, match="not a regular file"):
         take(folder, ["host"], claim(FIRST), lambda: None)
 
 
@@ -155,6 +155,15 @@ def test_a_folder_where_anybody_may_replace_files_is_refused(tmp_path: Path) -> 
         lease_folder(str(tmp_path / "file"))
     with pytest.raises(HostError, match="cannot be used"):
         lease_folder(str(tmp_path / "file" / "below"))
+
+
+@pytest.mark.parametrize("folder", ["/proc/lease", "/proc/sys"])
+def test_a_folder_in_which_no_lock_can_be_made_is_named_with_the_key_that_chose_it(folder: str) -> None:
+    for action in (lambda: lease_folder(folder), lambda: take(folder, ["host"], claim(FIRST), lambda: None)):
+        with pytest.raises(HostError, match=f"the lease folder {folder} cannot be used") as caught:
+            action()
+        assert (caught.value.code, "`lease_dir`" in caught.value.fix) == ("lease-folder", True)
+    assert lease_folder(folder, create=False) == folder  # to read who holds what needs no right to write
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs a second user")

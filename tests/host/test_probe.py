@@ -71,6 +71,11 @@ class TestWhole:
         pid = int((tmp_path / "bin" / "nvidia-smi.pid").read_text())
         assert not Path(f"/proc/{pid}").exists() or "Z (zombie)" in Path(f"/proc/{pid}/status").read_text()
 
+    def test_a_lease_folder_that_cannot_be_used_is_told_and_no_error_of_the_probe(self, tmp_path: Path) -> None:
+        section = run_probe(request(tmp_path, lease_dir="/proc/lease"))["sections"]["lease"]
+        assert section["ok"]
+        assert (section["data"]["error"]["code"], section["data"]["leases"]) == ("lease-folder", [])
+
     def test_reports_who_holds_the_lease(self, tmp_path: Path) -> None:
         lease = tmp_path / "lease"
         lease.mkdir(mode=0o700)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import hashlib
 import io
 import json
@@ -232,6 +233,15 @@ def test_a_work_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     with pytest.raises(receive.ReceiveError) as failure:
         receive.prepare_workdir(str(tmp_path / "file" / "w"))
     assert failure.value.record["code"] == "workdir-unusable"
+
+
+def test_a_full_disk_is_not_called_a_wrong_work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(receive.os, "makedirs", full)
+    with pytest.raises(OSError, match="No space left"):
+        receive.prepare_workdir(str(tmp_path / "w"))
 
 
 def test_a_tilde_is_the_home_of_the_user_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,20 +9,32 @@ from typing import Any
 
 import pytest
 
+from controller.core.enginevalues import refused
+from controller.core.triage_model import ARGUMENTS_OF_FIELDS
 from remote_payload.host.vllm_source import VllmSource
-from remote_payload.host.vllm_types import engine_types
+from remote_payload.host.vllm_types import engine_types, passed_on
 from tools import make_compatibility
 
 RELEASES: dict[str, Any] = json.loads(make_compatibility.FACTS.read_text())
 
 ARGUMENTS = """
 from vllm.config import PartConfig
+def resolved(given, model):
+    'Resolve auto.'
+    if given != "auto":
+        return given
+    return model.kind
+def lowered(given, model):
+    if given != "auto":
+        return given.lower()
+    return model.kind
 class EngineArgs:
     one: int = 1
     def create_engine_config(self):
         {before}
         part = self.create_part()
     def create_part(self):
+        {local}
         return {made}
 """
 CONFIG = """
@@ -31,6 +43,7 @@ import torch
 from pydantic import Field, SkipValidation, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 Kind = Literal["a", "b"]
+Number = int
 {decorator}
 class PartConfig:
     one: {annotation} = {default}
@@ -43,13 +56,14 @@ def read(
     annotation: str = "int",
     *,
     before: str = "pass",
+    local: str = "pass",
     made: str = "PartConfig(one=self.one)",
     decorator: str = "@dataclass",
     default: str = "1",
     validator: str = "pass",
 ) -> dict[str, Any] | None:
     for name, text in (
-        ("engine/arg_utils.py", ARGUMENTS.format(before=before, made=made)),
+        ("engine/arg_utils.py", ARGUMENTS.format(before=before, local=local, made=made)),
         (
             "config.py",
             CONFIG.format(decorator=decorator, annotation=annotation, default=default, validator=validator),
@@ -81,11 +95,19 @@ def test_releases_are_read_as_they_take_them() -> None:
             assert types["max_num_seqs"] == {"types": ["int"], "choices": [], "bounds": {"ge": 1}}
 
 
-def test_the_installed_release_is_read_as_recorded() -> None:
+def installed() -> VllmSource:
     spec = util.find_spec("vllm")
     assert spec is not None
     assert spec.submodule_search_locations
-    types = engine_types(VllmSource(str(Path(spec.submodule_search_locations[0]).parent)))
+    return VllmSource(str(Path(spec.submodule_search_locations[0]).parent))
+
+
+def test_the_installed_release_is_read_as_recorded() -> None:
+    types = engine_types(installed())
+    kinds = types["kv_cache_dtype"]
+    assert [refused(value, kinds) for value in ("fp99", "fp8", "auto")] == [True, False, False]
+    assert types["runner"]["choices"][:2] == ["auto", "generate"]
+    assert types["mm_processor_cache_gb"]["types"] == ["float"]
     assert {name: types[name] for name in make_compatibility.TYPED if name in types} == kept("0.32.0")
     assert len(types) > 100
     assert not {"compilation_config", "additional_config", "limit_mm_per_prompt", "logits_processors"} & set(types)
@@ -103,6 +125,8 @@ def test_the_installed_release_is_read_as_recorded() -> None:
         ("Kind | torch.dtype", [], ["a", "b"]),
         ("str | Kind", ["str"], ["a", "b"]),
         ("Literal[1, 8, None]", [], [1, 8]),
+        ('Literal["auto", Kind]', [], ["auto", "a", "b"]),
+        ("InitVar[float | None]", ["float"], []),
     ],
 )
 def test_a_plain_type_is_told(tmp_path: Path, annotation: str, types: list[str], choices: list[Any]) -> None:
@@ -112,7 +136,7 @@ def test_a_plain_type_is_told(tmp_path: Path, annotation: str, types: list[str],
 @pytest.mark.parametrize(
     "annotation",
     ["SkipValidation[int]", "list[int]", "int | list[int]", "dict", "Any", "Other", "Literal[1.5]", "None",
-     "type[object] | str", "InitVar[int]"],
+         "type[object] | str", "Optional[InitVar[int]]", 'Literal["a", Other]', 'Literal["a", Number]'],
 )  # fmt: skip
 def test_any_other_type_is_left_open(tmp_path: Path, annotation: str) -> None:
     assert read(tmp_path, annotation) is None
@@ -201,6 +225,46 @@ def test_what_does_not_reach_pydantic_as_it_is_is_left_open(tmp_path: Path, chan
 )
 def test_a_default_of_vllms_own_leaves_a_given_value_alone(tmp_path: Path, before: str) -> None:
     assert read(tmp_path, before=before) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "also"),
+    [
+        ({"made": "PartConfig(one=self.one if self.one is not None else self.two)"}, []),
+        ({"made": "PartConfig(one=self.two if self.one is None else self.one)"}, []),
+        ({"local": "given = self.one", "made": "PartConfig(one=given)"}, []),
+        ({"made": "PartConfig(one=resolved(self.one, self.model))"}, ["auto"]),
+        ({"local": "given = resolved(self.one, self.model)", "made": "PartConfig(one=given)"}, ["auto"]),
+    ],
+)
+def test_a_value_that_takes_a_detour_is_told(tmp_path: Path, changes: dict[str, str], also: list[str]) -> None:
+    """What the detour replaces is taken, whatever the field says."""
+    assert read(tmp_path, "Kind", **changes) == {"types": [], "choices": ["a", "b", *also], "bounds": {}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"made": "PartConfig(one=self.one or self.two)"},
+        {"made": "PartConfig(one=self.one if self.two is not None else self.two)"},
+        {"made": "PartConfig(one=self.two if self.one is not None else self.one)"},
+        {"local": "given = self.one; given = 8", "made": "PartConfig(one=given)"},
+        {"local": "given = 8\n        if self.two: given = self.one", "made": "PartConfig(one=given)"},
+        {"made": "PartConfig(one=given)"},
+        {"made": "PartConfig(one=lowered(self.one, self.model))"},
+        {"made": "PartConfig(one=resolved(self.model, self.one))"},
+        {"made": "PartConfig(one=nobody(self.one))"},
+    ],
+)
+def test_a_detour_that_may_change_the_value_leaves_it_open(tmp_path: Path, changes: dict[str, str]) -> None:
+    assert read(tmp_path, "Kind", **changes) is None
+
+
+def test_triage_knows_every_field_of_the_installed_release_that_has_another_name() -> None:
+    found = {f"{each.config.name}.{each.field}": each.name for each in passed_on(installed())}
+    assert found["CacheConfig.cache_dtype"] == "kv_cache_dtype"
+    renamed = {field: name for field, name in found.items() if field.partition(".")[2] != name}
+    assert renamed.items() <= ARGUMENTS_OF_FIELDS.items()
 
 
 def test_vllms_own_decorator_counts_where_it_calls_pydantics(tmp_path: Path) -> None:

@@ -92,6 +92,26 @@ def test_a_second_run_is_told_who_holds_the_host(host: StubHost) -> None:
     assert launch.run(host.context(), host.plan(RUN.format(8), "/bin/true"), {}).confirmation["outcome"] == "launched"
 
 
+def test_a_lease_folder_that_cannot_be_used_is_named_with_its_remedy(host: StubHost) -> None:
+    plan = host.plan(RUN.format(6), "/bin/true")
+    plan["host"] = {**plan["host"], "lease_dir": "/proc/lease"}
+    with pytest.raises(RefusedError) as caught:
+        launch.run(host.context(), plan, {})
+    assert caught.value.code == "lease-folder"
+    assert caught.value.what == "the lease folder /proc/lease cannot be used"
+    assert caught.value.why.endswith("; nothing was launched")
+    assert caught.value.fix.startswith("set `lease_dir` of this host in hosts.toml")
+
+
+def test_what_the_host_found_wrong_is_not_looked_for_among_those_who_hold_it(host: StubHost) -> None:
+    plan = host.plan(RUN.format(6), "/bin/true")
+    plan["host"] = {**plan["host"], "accelerator": "cuda", "gpus": 1000}
+    with pytest.raises(RefusedError) as caught:
+        launch.run(host.context(), plan, {})
+    assert caught.value.code == "supervisor-failed"
+    assert "`ctl preflight --host stub`" in caught.value.fix
+
+
 def test_an_interrupt_before_the_confirmation_starts_nothing(host: StubHost, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = host.plan(RUN.format(9), *counting_job(host))
     run = host.transport.run

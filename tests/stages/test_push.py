@@ -13,9 +13,11 @@ import pytest
 from support.local_transport import LocalTransport
 from support.proxy import TcpProxy
 
-from controller.core.errors import ConnectionLost, RemoteFailed
+from controller.core.errors import ConnectionLost, ExitCode, HostUnusable
+from controller.core.model import Host
 from controller.payload import Payload, load_payload
-from controller.stages import push
+from controller.stages import introduce, push
+from controller.stages.base import host_error, python_error
 from controller.transport.base import Transport
 from controller.transport.bootstrap import MAX_LINE_BYTES, command_line
 from controller.transport.ssh import SshTarget, SshTransport
@@ -145,8 +147,9 @@ def test_a_changed_payload_goes_beside_the_old_one(tmp_path: Path) -> None:
 @pytest.mark.sshd
 def test_a_missing_python_names_the_key_of_hosts_toml(tmp_path: Path, over_ssh: SshTransport) -> None:
     events = Events()
-    with pytest.raises(RemoteFailed) as failure:
+    with pytest.raises(HostUnusable) as failure:
         push.run(over_ssh, host(tmp_path, "/opt/none/bin/python3"), emit=events)
+    assert failure.value.exit_code is ExitCode.USAGE
     assert failure.value.code == "python-missing"
     assert "/opt/none/bin/python3" in failure.value.what
     assert "bootstrap_python" in failure.value.fix
@@ -156,18 +159,56 @@ def test_a_missing_python_names_the_key_of_hosts_toml(tmp_path: Path, over_ssh: 
 
 @pytest.mark.sshd
 def test_a_program_that_is_no_python_is_explained(tmp_path: Path, over_ssh: SshTransport) -> None:
-    with pytest.raises(RemoteFailed) as failure:
+    with pytest.raises(HostUnusable) as failure:
         push.run(over_ssh, host(tmp_path, "/bin/false"), emit=Events())
-    assert failure.value.code == "push-failed"
+    assert failure.value.code == "python-unusable"
     assert "exit code 1" in failure.value.what
+
+
+@pytest.mark.parametrize("program", ["/bin/true", "/bin/echo", "/bin/ls"])
+def test_a_program_that_takes_any_arguments_is_no_python_either(program: str, tmp_path: Path) -> None:
+    """Whether it is pushed to or asked what it is: neither is a defect of ctl."""
+    described = Host.model_validate(
+        {"name": "gpu1", "address": "gpu1", "python": "/p/python", "workdir": str(tmp_path / "w"), "output_roots":
+         [str(tmp_path)], "accelerator": "cpu", "bootstrap_python": program}
+    )  # fmt: skip
+    for action in (
+        lambda: push.run(LocalTransport(), host(tmp_path, program), emit=Events()),
+        lambda: introduce.run(LocalTransport(), described),
+    ):
+        with pytest.raises(HostUnusable) as failure:
+            action()
+        assert (failure.value.code, failure.value.exit_code) == ("python-unusable", ExitCode.USAGE)
+        assert f"{program} on gpu1" in failure.value.what
+        assert "`bootstrap_python` of [hosts.gpu1] in hosts.toml" in failure.value.fix
+
+
+def test_a_python_that_failed_or_was_killed_is_not_called_none() -> None:
+    for code, stderr in ((1, b"Traceback (most recent call last):\nMemoryError"), (137, b"")):
+        error = python_error("gpu1", "python3", code, stderr, failed="push-failed")
+        assert (error.code, error.exit_code) == ("push-failed", ExitCode.UNEXPECTED)
+
+
+def test_a_verb_that_finds_no_python_is_a_matter_of_hosts_toml() -> None:
+    error = host_error("ps", 127, b"", b"sh: 1: /opt/none: not found")
+    assert (error.code, error.exit_code) == ("python-missing", ExitCode.USAGE)
+    assert host_error("ps", 1, b"", b"Traceback").exit_code is ExitCode.UNEXPECTED
 
 
 def test_an_error_of_the_host_is_passed_on(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     (tmp_path / "w").chmod(0o777)
-    with pytest.raises(RemoteFailed) as failure:
+    with pytest.raises(HostUnusable) as failure:
         do_push(LocalTransport(), tmp_path / "w")
-    assert failure.value.code == "workdir-unsafe"
+    assert (failure.value.code, failure.value.exit_code) == ("workdir-unsafe", ExitCode.USAGE)
+
+
+@pytest.mark.parametrize("workdir", ["/proc/ctl", "/dev/null/ctl"])
+def test_a_workdir_that_cannot_be_made_is_configuration(workdir: str) -> None:
+    with pytest.raises(HostUnusable) as failure:
+        do_push(LocalTransport(), Path(workdir))
+    assert (failure.value.code, failure.value.exit_code) == ("workdir-unusable", ExitCode.USAGE)
+    assert "`workdir` in hosts.toml" in failure.value.fix
 
 
 def big_payload(tmp_path: Path) -> Payload:

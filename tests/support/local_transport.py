@@ -6,6 +6,7 @@ milliseconds; what only SSH can do wrong is tested against a real sshd.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import subprocess
@@ -59,7 +60,8 @@ class LocalProcess:
     def close(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None and not stream.closed:
-                stream.close()
+                with contextlib.suppress(BrokenPipeError):  # what it did not read is written once more
+                    stream.close()
         self._selector.close()
         try:
             self._process.wait(10)
@@ -102,8 +104,9 @@ class LocalTransport:
     ) -> Completed:
         process = self.start(argv, env=env)
         try:
-            process.write(stdin, timeout=timeout)
-            process.close_stdin()
+            with contextlib.suppress(BrokenPipeError):  # a command that reads nothing, as over SSH
+                process.write(stdin, timeout=timeout)
+                process.close_stdin()
             output = b""
             while data := process.read(timeout=timeout):
                 output += data
