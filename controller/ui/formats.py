@@ -124,12 +124,13 @@ def duration_text(seconds: float | None, *, running: bool = False) -> str:
 
 
 def left_text(view: RunView) -> str:
-    """Return how long it still takes: `3 min 05 s left`; empty where that is not known, and after the end.
+    """Return how long it still takes: `3 min 05 s left`; empty where that is not known, after the end, and while the
+    run is ended before its work is done.
 
     Of an extraction that is until the run has ended, and once its end takes longer than that of earlier ones
     `5 s over the usual`; where no earlier run tells how long its end takes, `3 min 05 s to last sample`.
     """
-    if view.end is not None:
+    if view.end is not None or view.cut_off:
         return ""
     eta, ending, since = view.eta_s, view.ending_s, view.ending_since_s
     if view.writes_samples and ending is not None and since is not None:

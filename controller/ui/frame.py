@@ -1,8 +1,8 @@
 """One frame of the dashboard, as a pure function of what is known and of the terminal's size.
 
-What matters most is drawn first and never gives way: the state, the stages, the progress, failures. GPUs shrink
-from rows to a grid to one line; the log takes what is left. Colours are the terminal's own sixteen, and nothing is
-told by colour alone.
+What matters most is drawn first and never gives way: the state, the stages and what the one at work does, the
+progress, failures. GPUs shrink from rows to a grid to one line; the log takes what is left. Colours are the
+terminal's own sixteen, and nothing is told by colour alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from controller.ui.logbuffer import LogPage
 from controller.ui.logpane import PageOf, log_lines
 from controller.ui.overlays import bottom_line, help_lines, trace_pane
 from controller.ui.progresslines import ROOMY_WIDTH, progress_lines, quiet_line
-from controller.ui.stagelines import stage_lines, work_line
+from controller.ui.stagelines import stage_lines, told_by_progress, work_line
 
 LOG_MIN = 3
 """Title and lines that the log keeps before GPUs give way."""
@@ -93,7 +93,7 @@ def _board(
     roomy = height >= ROOMY_HEIGHT
     top = [*top, *stage_lines(shot, width, glyphs)]
     progress = progress_lines(view, width, glyphs, roomy=roomy and width >= ROOMY_WIDTH)
-    if roomy or not progress:
+    if roomy or not progress or not told_by_progress(view):
         top += work_line(shot, width, glyphs)
     work = [*progress, *quiet_line(shot)]
     messages = message_lines(view, glyphs, refused=replay)

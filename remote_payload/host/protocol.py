@@ -325,6 +325,9 @@ class Confirmation(TypedDict):
 PAUSES = ("disk-low", "disk-full")
 """Codes of the driver's notices that begin a pause, in which no sample is admitted; `disk-freed` ends it."""
 
+STOPPING = "stopping"
+"""Code of the notices that say how far the end of a run's processes is."""
+
 
 # ---------------------------------------------------------------------------------------- validators
 

@@ -14,15 +14,24 @@ from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.children import reap_adopted
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import read_json, write_json
-from remote_payload.host.finish import STOPPING, Ending, clean_up, prove_end, read_baseline, write_result
+from remote_payload.host.finish import Ending, clean_up, prove_end, read_baseline, write_result
 from remote_payload.host.follow import collect_faults
 from remote_payload.host.journal import EventWriter
+from remote_payload.host.lastcount import tell_last_count
 from remote_payload.host.layout import Layout, RunPaths, check_run_id
 from remote_payload.host.lease import clear_record
 from remote_payload.host.leftovers import SHM, delete_shm
 from remote_payload.host.liveness import Stat, boot_seconds, judge, read_readings, send_signal, user_name
 from remote_payload.host.members import Tree, find_members, recorded, stop_members
-from remote_payload.host.protocol import EndReason, Liveness, ProcessIdentity, RunState, check_plan, check_record
+from remote_payload.host.protocol import (
+    STOPPING,
+    EndReason,
+    Liveness,
+    ProcessIdentity,
+    RunState,
+    check_plan,
+    check_record,
+)
 from remote_payload.host.ps import Standing, judge_run
 from remote_payload.host.pump import PumpKeeper, open_pipe
 from remote_payload.host.start import hold_start_lock
@@ -205,6 +214,7 @@ def _stop_in_its_place(
         cgroup=cgroup,
         tell=tell,
     )
+    tell_last_count(paths, plan, events.emit)
     leftovers = list(done.leftovers)
     try:
         collect_faults(paths, run_id, plan["host"]["name"])

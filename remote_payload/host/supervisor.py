@@ -21,7 +21,6 @@ from remote_payload.host.children import CommandFailed, reap_adopted
 from remote_payload.host.files import read_json, write_all, write_json
 from remote_payload.host.finish import (
     DEFAULT_GRACE_S,
-    STOPPING,
     Cleanup,
     Ending,
     baseline_path,
@@ -33,12 +32,13 @@ from remote_payload.host.follow import FollowKeeper
 from remote_payload.host.gpus import Sampler, list_gpus, select_gpus
 from remote_payload.host.journal import EventWriter, complain
 from remote_payload.host.kernel_notes import kernel_notes
+from remote_payload.host.lastcount import tell_last_count
 from remote_payload.host.layout import Layout
 from remote_payload.host.lease import Claim, Lease, LeaseRefused, lease_folder, take
 from remote_payload.host.leftovers import Baseline, busy_gpus, measure
 from remote_payload.host.liveness import boot_seconds, identity, user_name
 from remote_payload.host.members import StopReport, Tree, become_subreaper, find_members
-from remote_payload.host.protocol import WIRE, Accelerator, EndReason, RunRecord, RunState, check_plan
+from remote_payload.host.protocol import STOPPING, WIRE, Accelerator, EndReason, RunRecord, RunState, check_plan
 from remote_payload.host.pump import PumpKeeper, open_pipe
 from remote_payload.host.queue import Turn
 from remote_payload.host.steps import FOREIGN_MEMORY_LIMIT, Run, StepEnded, job_environment, perform
@@ -336,6 +336,7 @@ class Supervisor:
             done = Cleanup(stopped=StopReport([], []), clean="unknown", evidence=reason["reason"], leftovers=[reason])
         try:
             self._follower.finish()  # after the log is whole, before the summary is made
+            tell_last_count(self._paths, self._plan, self._emit)
         except Exception:  # noqa: BLE001 - told in supervisor.log; lease and result.json must not depend on it
             traceback.print_exc()
         sampler.stop()

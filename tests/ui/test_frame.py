@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
-from support.recorded import LOG, START, Script, failing, freed, healthy, paused, sample, started, view_of
+from support.recorded import LOG, START, Script, failing, freed, healthy, loading, paused, sample, started, view_of
 
 from controller.core.runview import RunView
 from controller.ui.board import Snapshot
@@ -122,6 +123,78 @@ def test_a_load_says_how_far_it_is_and_how_long_it_usually_takes() -> None:
     text = "\n".join(screen(LOADED["loading"], b"", 60, 20, shards=(25, 62), usual={"load": 512.0}))
     assert "now   25 of 62 shards · usually 8 min 32 s" in text  # what gives way on a narrow terminal
     assert "now" not in "\n".join(screen(LOADED["failed"], b"", 100, 30, shards=(25, 62)))
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24)], ids=["60x20", "80x24"])
+@pytest.mark.parametrize(
+    ("phase", "says"), [("load", "25 of 62 shards · usually 8 min 32 s"), ("probe", "usually 3.0 s"), ("capture", "")]
+)
+def test_on_a_small_terminal_the_log_gives_way_to_what_is_done_now(
+    phase: str, says: str, size: tuple[int, int]
+) -> None:
+    """The samples' row is there before the load, and says nothing of it; of the capture it says all."""
+    add = loading()
+    if phase != "load":
+        add(585.0, "driver", "phase", name="load", status="done", seconds=511.8)
+        add(585.1, "driver", "phase", name=phase, status="started")
+    usual = {"load": 512.0, "probe": 3.0, "capture": 136.0}
+    lines = screen(view_of(add.events), LOG * 20, *size, shards=(25, 62), usual=usual)
+    assert any(line.startswith(" samples") and "0/1,000" in line for line in lines)
+    now = [line for line in lines if " now " in line]
+    assert [line.endswith(says) for line in now] == ([True] if says else [])
+    assert any("loading the weights · 25" in line for line in now) == (phase == "load" and size == (80, 24))
+    assert any("TP0" in line for line in lines), "the log keeps a place"
+
+
+def test_before_the_first_sample_no_row_says_that_it_came_to_nothing() -> None:
+    assert "0 tokens" not in "\n".join(screen(view_of(loading().events), b"", 100, 30))
+
+
+def test_a_resumed_capture_is_not_measured_by_those_of_all_samples() -> None:
+    """The time left beside it is that of the samples which are left."""
+
+    def now(kept: int) -> str:
+        add = Script()
+        add(0.0, "driver", "phase", name="capture", status="started")
+        for t, done in enumerate((kept, kept + 5, kept + 10)):
+            add(1.0 + t, "driver", "progress", done=done, total=100, tokens=done, bytes=done, skipped=0, failed=0)
+        lines = screen(view_of(add.events), b"", 100, 30, usual={"capture": 173.0})
+        (line,) = [line for line in lines if " now " in line]
+        return line
+
+    assert now(0).endswith("capturing hidden states · usually 2 min 53 s")
+    assert now(50).endswith("capturing hidden states")
+
+
+def test_a_run_that_is_being_stopped_promises_nothing_of_its_samples() -> None:
+    """What the last minute was like says nothing of what is to come: nothing is."""
+    add = healthy()
+    gpus = [{"index": 0, "util": 50.0}]
+    sizes = {"cpu_percent": 1.0, "memory_used": 1, "memory_total": 2, "disk_total": 1 << 40, "disk_free": 9 << 30}
+    add(644.0, "supervisor", "sample", gpus=gpus, **sizes)
+    before = "\n".join(screen(view_of(add.events), b"", 100, 30))
+    add(645.0, "supervisor", "step", name="extract", status="failed", text="stopped on request", seconds=577.8)
+    add(645.0, "supervisor", "state", state="stopping", text="stopped on request")
+    for promise in ("tokens/s ·", "MiB/s", "to last sample", "too little room", "full in"):
+        assert promise in before
+        assert promise not in "\n".join(screen(view_of(add.events), b"", 100, 30))
+    lines = screen(view_of(add.events), b"", 80, 24)
+    assert lines[0].startswith(" ● stopping")
+    assert any(line.endswith("now   ending the processes of the run") for line in lines)
+    assert any("412/1,000" in line for line in lines)
+    add(646.0, "supervisor", "notice", level="info", code="stopping", text="SIGTERM to 9 processes, 15 s to end")
+    (now,) = [line for line in screen(view_of(add.events), b"", 80, 24) if " now " in line]
+    assert now.endswith("SIGTERM to 9 processes, 15 s to end")
+
+
+def test_the_end_of_a_run_that_did_its_work_goes_on_to_say_how_long_it_takes() -> None:
+    add = healthy()
+    for name in ("capture", "drain"):
+        add(644.0, "driver", "phase", name=name, status="done", seconds=1.0)
+    add(645.0, "supervisor", "step", name="extract", status="done", seconds=600.0)
+    add(646.0, "supervisor", "state", state="stopping", text="all steps succeeded")
+    view = replace(view_of(add.events), ending_s=60.0)
+    assert " left" in next(line for line in screen(view, b"", 100, 30) if line.startswith(" samples"))
 
 
 @pytest.mark.parametrize(("glyphs", "drawn"), [(UNICODE, "━" * 20 + "─" * 60), (ASCII, "=" * 20 + "-" * 60)])

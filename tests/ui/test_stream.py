@@ -208,9 +208,9 @@ def test_runs_on_one_host_are_told_apart_by_the_ends_of_their_ids() -> None:
     [
         (started, "running, load for 0 s"),
         (paused, "paused: the disk is full, capture for 2 min 06 s: 412 of 1,000 samples (41 %), 0 tokens/s, "),
-        (healthy, "running, capture for 56 s: 412 of 1,000 samples (41 %), 5,371 tokens/s, "),
+        (healthy, "running, capture for 56 s: 412 of 1,000 samples (41 %), 5,361 tokens/s, "),
         (finished, "succeeded: 1,000 of 1,000 samples (100 %), "),
-        (failing, "failed while loading the model, after 18 s"),
+        (failing, "failed while loading the model, after 18 s: 0 of 1,000 samples (0 %)"),
     ],
 )
 def test_where_a_run_stands_is_a_line(script: Callable[[], Script], line: str) -> None:
