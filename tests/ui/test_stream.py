@@ -19,6 +19,7 @@ from controller.core.errors import UsageError
 from controller.core.events import Event
 from controller.core.runview import RunView
 from controller.core.state import in_order, reduce
+from controller.run import TimedSink
 from controller.ui.board import Known
 from controller.ui.formats import clock_text
 from controller.ui.live import LiveView
@@ -165,6 +166,21 @@ def test_the_heartbeat_speaks_only_after_silence() -> None:
         clock.now += 100
         view.heartbeat()
     assert stream.getvalue().endswith(line + "\n")
+
+
+def test_a_line_of_the_log_has_the_time_at_which_it_was_printed() -> None:
+    stream, clock = io.StringIO(), Clock()
+    clock.now = START + 80
+    run = PlainView(stream, clock=clock, show_log=True).sink(run="r", host="h", known=Known())
+    assert isinstance(run, TimedSink)
+    run.log_at(b"hi\n", START + 75)
+    run.log_at(b"from the future\n", START + 99)
+    run.log(b"who knows when\n")
+    lines = stream.getvalue().splitlines()
+    assert lines == [
+        f"{clock_text(START + t)}  | {text}"
+        for t, text in ((75, "hi"), (80, "from the future"), (80, "who knows when"))
+    ]
 
 
 def test_the_heartbeat_beats_by_itself() -> None:
