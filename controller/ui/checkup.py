@@ -42,9 +42,9 @@ def print_side_by_side(
     glyphs = glyphs_for(console.encoding)
     signs = {"ok": glyphs.ok, "warn": glyphs.warn, "fail": glyphs.fail}
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("check")
+    table.add_column("check", overflow="fold")
     for host in order:
-        table.add_column(text(host))
+        table.add_column(text(host), overflow="fold")
     if errors:
         looked = Text(f"{glyphs.ok} ok", style=STYLES["ok"])
         words = {

@@ -45,7 +45,7 @@ def print_groups(console: Console, survey: Mapping[str, Any]) -> None:
     """Print one block for each group of equal files: how many, and the tensors that each holds."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
     for name in ("FILES", "LIKE", "TENSOR", "DTYPE", "SHAPE", "TIMES"):
-        table.add_column(name, justify="right" if name in ("FILES", "TIMES") else "left")
+        table.add_column(name, justify="right" if name in ("FILES", "TIMES") else "left", overflow="fold")
     for group in survey.get("groups") or ():
         rows = list(group.get("tensors") or ())
         for number, row in enumerate(rows[:TENSORS_SHOWN] or [{}]):

@@ -15,7 +15,7 @@ from rich.text import Text
 from controller.core.outputs import not_ours_text
 from controller.core.runview import kind_word
 from controller.ui.clean import Encodable, clean, text
-from controller.ui.columns import Column, fitting
+from controller.ui.columns import GAP, Column, fitting
 from controller.ui.formats import (
     UNKNOWN,
     Ending,
@@ -245,14 +245,28 @@ _HOSTS = (
 
 
 def print_config(console: Console, document: Mapping[str, Any]) -> None:
-    """Print the files that were looked for, and each configured value with its origin."""
+    """Print the files that were looked for, and each configured value with its origin.
+
+    Where one of them is too long for a line of three columns, its origin stands below each value: what is read to be
+    mended is never cut.
+    """
     for file in document["files"]:
         found = "" if file["found"] else "  (not there)"
-        _print(console, Text.assemble((f"{file['layer']:<8}", "dim"), text(file["path"]), (found, "dim")))
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for name, value in document["values"].items():
-        grid.add_row(text(name, "bold"), text(_config_text(value["value"])), text(value["origin"], "dim"))
-    _print(console, grid)
+        _print_copyable(console, Text.assemble((f"{file['layer']:<8}", "dim"), text(file["path"]), (found, "dim")))
+    rows = [
+        (text(name, "bold"), text(_config_text(value["value"])), text(value["origin"], "dim"))
+        for name, value in document["values"].items()
+    ]
+    widest = [max((row[column].cell_len for row in rows), default=0) for column in range(3)]
+    if sum(widest) + 2 * GAP <= console.width:
+        grid = Table.grid(padding=(0, GAP, 0, 0))
+        for row in rows:
+            grid.add_row(*row)
+        _print(console, grid)
+        return
+    for name, value, origin in rows:
+        _print_copyable(console, Text.assemble(name, " " * GAP, value))
+        _print_copyable(console, Text.assemble(" " * 2 * GAP, origin))
 
 
 def _config_text(value: object) -> str:
