@@ -13,6 +13,7 @@ from rich.text import Text
 
 from controller.ui.board import Snapshot
 from controller.ui.failurepanel import cause_lines, failure_lines, message_lines
+from controller.ui.formats import broken_off
 from controller.ui.gauges import gpu_lines
 from controller.ui.glyphs import UNICODE, Glyphs
 from controller.ui.header import header
@@ -48,13 +49,16 @@ def render(
     runs: int = 1,
     ends_in_s: float | None = None,
     closing: bool = False,
+    last: bool = False,
 ) -> list[Text]:
     """Return a frame of at most `height` lines of at most `width` cells.
 
     `page_of` gives the log, `state` what a person has chosen to see, `keys` whether there are keys to speak of;
-    `ends_in_s` is how many seconds are left of a view whose run has ended. `closing`: it is the last frame, after
-    which a failure is told whole.
+    `ends_in_s` is how many seconds are left of a view whose run has ended. `last`: it is the last frame,
+    which stays; `closing`: and after it a failure is told whole.
     """
+    if last:
+        shot = replace(shot, view=broken_off(shot.view))
     state = state or UiState()
     bottom = bottom_line(shot.view, state, ends_in_s) if keys else []
     room = height - len(bottom)

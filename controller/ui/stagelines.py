@@ -154,6 +154,8 @@ def _stage(stage: StageView, now: float | None, spin: str, glyphs: Glyphs) -> Te
     seconds = stage.seconds
     running = stage.status is Status.STARTED
     style = _GLYPH_STYLES[stage.status]
+    if (stage.name, stage.status) == ("confirm", Status.FAILED):
+        glyph, style = glyphs.warn, "bold yellow"  # somebody said no, and nothing went wrong
     if running and now is None:
         # The run has ended: nothing turns any more, and a stop has come to what it was for.
         over = Status.DONE if stage.name == "stop" else Status.SKIPPED

@@ -15,6 +15,7 @@ from remote_payload.host.broken import probe_broken
 from remote_payload.host.model_keys import compare_keys, empty_layers
 from remote_payload.host.probe_data import probe_data
 from remote_payload.host.probe_model import probe_model
+from remote_payload.host.textdata import json_error
 
 
 def safetensors(tensors: int = 2, size: int = 100, names: Sequence[str] = ()) -> bytes:
@@ -267,3 +268,18 @@ class TestData:
         assert sum(each["count"] for each in probe_broken(str(path), "auto", None)["faults"]) == 21
         path.write_bytes(good * 1000)
         assert probe_broken(str(path), "auto", None, seconds=-1.0) == {"lines": 255, "whole": False, "faults": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": "b', "Unterminated string starting at column 7"),
+        ('{"a": "\n"}', "Invalid control character at column 8"),
+        ('{"a" 1}', "Expecting ':' delimiter at column 6"),
+        ("[1", "Expecting ',' delimiter at column 3, the end,"),
+    ],
+)
+def test_what_json_says_of_a_text_is_a_sentence(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match="line 1") as caught:
+        json.loads(text)
+    assert json_error(caught.value, text) == said

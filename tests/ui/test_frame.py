@@ -295,6 +295,33 @@ def test_a_refused_preflight_does_not_look_like_a_start() -> None:
     assert screen(view_of(add.events), b"", 100, 30)[0].startswith(" ✗ not launched")
 
 
+def test_a_question_that_was_not_answered_with_yes_is_no_failure_and_goes_on_nowhere() -> None:
+    add = Script()
+    add(0.0, "controller", "stage", name="preflight", status="done", seconds=2.0)
+    add(2.0, "controller", "stage", name="confirm", status="started")
+
+    def last(view: RunView, *, last: bool) -> list[str]:
+        shot = Snapshot(view=view, now=START + 5.0, host_now=START + 5.0)
+        return [line.plain.rstrip() for line in render(shot, 80, 24, last=last)]
+
+    asked = view_of(add.events)
+    assert last(asked, last=False)[0].startswith(" ● preparing")
+    lines = last(asked, last=True)  # Ctrl-C at the question
+    assert lines[0].startswith(" ! not launched")
+    assert lines[2:] == [" ctl     ✓ preflight 2.0 s  ○ confirm"], "nothing turns, and nothing is waited for"
+    add(5.0, "controller", "stage", name="confirm", status="failed", text="declined")
+    lines = last(view_of(add.events), last=True)
+    assert lines[0].startswith(" ! declined")
+    assert lines[2:] == [" ctl     ✓ preflight 2.0 s  ! confirm 3.0 s  declined"]
+
+
+def test_of_a_launch_that_was_left_nobody_says_that_there_was_none() -> None:
+    add = Script()
+    add(0.0, "controller", "stage", name="launch", status="started")
+    shot = Snapshot(view=view_of(add.events), now=START + 5.0, host_now=START + 5.0)
+    assert "not launched" not in render(shot, 80, 24, last=True)[0].plain
+
+
 def test_a_stop_that_ended_the_run_is_done_on_its_last_frame() -> None:
     add = healthy()
     add(700.0, "controller", "stage", name="stop", status="started")
