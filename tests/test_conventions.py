@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from controller import app, checkup, commands
 from controller.cli import app as application
 from controller.core.errors import ExitCode, UsageError
 from controller.options import view_mode
+from remote_payload.extract.summarize import counts_text
 
 ROOT = Path(__file__).parents[1]
 
@@ -261,3 +264,30 @@ def test_help_explains_verbs_and_topics(capsys: pytest.CaptureFixture[str]) -> N
     assert "ctl hosts add" in capsys.readouterr().out
     assert app.run(["help"]) == 0
     assert "exit-codes" in capsys.readouterr().out
+
+
+COUNTED = re.compile(r" (more |other |half-written )?(samples|entries|records|files|tokens)\b")
+TEXTS = ("kind", "share")
+"""Names that stand before such a word and are no numbers."""
+
+
+def test_counts_in_sentences_have_thousands_separators() -> None:
+    """`3,011 entries` on every line, wherever the sentence is made."""
+    bare = []
+    for path in sorted([*(ROOT / "controller").rglob("*.py"), *(ROOT / "remote_payload").rglob("*.py")]):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            pairs = pairwise(node.values) if isinstance(node, ast.JoinedStr) else ()
+            for value, after in pairs:
+                if not isinstance(value, ast.FormattedValue) or not isinstance(after, ast.Constant):
+                    continue
+                shown = ast.unparse(value.value)
+                formatted = value.format_spec is not None or re.match(r"\w*_text\(", shown) or shown in TEXTS
+                if COUNTED.match(str(after.value)) and not formatted:
+                    bare.append(f"{path.relative_to(ROOT)}:{node.lineno}: {shown}{after.value}")
+    assert bare == []
+
+
+def test_the_counts_of_a_proof_are_words() -> None:
+    counts = {"expected": 3000, "written": 2991, "skipped": 12, "failed": 0, "missing": 9}
+    assert counts_text(counts) == "2,991 of 3,000 samples written, 12 skipped, 9 missing"
+    assert counts_text({**counts, "written": 3000, "skipped": 0, "missing": 0}) == "3,000 of 3,000 samples written"

@@ -149,8 +149,8 @@ class Mirror:
         count = self.missing(gap)
         if count <= 0:
             return b""
-        text = f"[ctl: {count} bytes of the log are missing here: segment {gap['segment']} went over the log cap; "
-        return f"\n{text}{gap['bytes']} bytes, sha256 {gap['sha256']}]\n".encode()
+        text = f"[ctl: {count:,} bytes of the log are missing here: segment {gap['segment']} went over the log cap; "
+        return f"\n{text}{gap['bytes']:,} bytes, sha256 {gap['sha256']}]\n".encode()
 
     def _segment(self, gap: Mapping[str, Any]) -> Path:
         return self.folder / "log" / f"{int(gap['segment']):06d}.log"

@@ -34,7 +34,7 @@ def survey_rows(survey: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
         yield "damaged", Text(f"{clean(damaged.get('path'))}: {clean(damaged.get('why'))}", style="bold red")
     nan = survey.get("nan") or {}
     if nan.get("files"):
-        sample = f"in {count_text(nan['values'])} values of {nan['files']} of {nan['of_files']} files"
+        sample = f"in {count_text(nan['values'])} values of {nan['files']:,} of {nan['of_files']:,} files"
         bad = bool(nan.get("nan") or nan.get("inf"))
         words = f"{count_text(nan['nan'])} NaN, {count_text(nan['inf'])} Inf {sample}"
         yield "sampled", Text(words + (f", first in {clean(nan['first'])}" if bad and nan.get("first") else ""),
