@@ -13,6 +13,7 @@ from typing import Any
 from controller.core.model import Host
 from controller.core.values import NOTIFY
 from controller.runfolder import RunFolder
+from controller.ui.formats import count_text
 
 HOOK_TIMEOUT_S = 60.0
 """A hook sends a message; one that waits for something must not keep `ctl` from ending."""
@@ -78,7 +79,11 @@ def notification(document: Mapping[str, Any]) -> list[str]:
     title = f"ctl: {document.get('end_reason') or document.get('state')}"
     hosts = ", ".join(map(str, document.get("hosts") or ()))
     samples = document.get("samples")
-    amount = f", {samples.get('written')} of {samples.get('expected')} samples" if isinstance(samples, dict) else ""
+    amount = (
+        f", {count_text(samples.get('written'))} of {count_text(samples.get('expected'))} samples"
+        if isinstance(samples, dict)
+        else ""
+    )
     text = f"run {document.get('run_id')} on {hosts}{amount}"
     if sys.platform == "darwin":
         script = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")

@@ -85,7 +85,7 @@ def extract(
         if not yes:
             raise RefusedError(
                 "the output folder holds files of an earlier run",
-                why=", ".join(f"{each['path']}: {each['entries']} entries" for each in outputs),
+                why=", ".join(f"{each['path']}: {each['entries']:,} entries" for each in outputs),
                 fix="pass `yes=True` to delete or move exactly these",
                 code="confirmation-needed",
             )

@@ -71,7 +71,7 @@ def _confirm(host: str, folder: Folder) -> None:
     path, count = folder.output["path"], folder.output["entries"]
     require_yes(
         loss_question(host, folder.output, folder.listing, keepable=False),
-        unattended=f"{path} on {host} holds {count} entries, and nobody is there to confirm",
+        unattended=f"{path} on {host} holds {count:,} entries, and nobody is there to confirm",
         fix="add `--yes` to delete exactly what is listed",
         declined="nothing was deleted",
     )

@@ -6,6 +6,7 @@ imports what it needs when it runs. The order of the imports is the order of the
 
 from __future__ import annotations
 
+import os
 import sys
 
 from controller import acting, hosting, hosts_setup, looking
@@ -16,4 +17,8 @@ __all__ = ["acting", "app", "hosting", "hosts_setup", "looking", "main"]
 
 def main() -> None:
     """Entry point of the `ctl` command."""
+    if os.environ.get("NO_COLOR"):
+        # For rich and typer it only takes the colours, and where they are forced bold and faint would stay.
+        os.environ.pop("FORCE_COLOR", None)
+        os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"
     sys.exit(run())

@@ -164,7 +164,7 @@ def _confirm_clear(
     if not can_ask():
         raise RefusedError(
             "the output folder holds files of an earlier run, and nobody is there to confirm",
-            why=", ".join(f"{output['path']} on {host}: {output['entries']} entries" for output in outputs),
+            why=", ".join(f"{output['path']} on {host}: {output['entries']:,} entries" for output in outputs),
             fix="add `--yes` to delete or move exactly what is listed",
             code="confirmation-needed",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from controller import diagnosis, history
 from controller.core.events import Event, parse_event
 from controller.core.numbers import finite
+from controller.core.runview import CAPTURING
 from controller.core.tracebacks import Failure, FoldedFailure
 from controller.run import Run, load_plan
 from controller.runfolder import RunFolder
@@ -29,6 +30,12 @@ EARLIER_RUNS = 5
 
 _TIMED = ("stage", "step", "phase")
 
+_READ = ("data", "resume", "verify")
+"""Phases and steps that take as long as there are samples, those of an earlier run included."""
+
+_AMOUNT = ("data", "max_samples", "shard")
+"""What in a plan says of how many samples an extraction is."""
+
 
 def known_of(folder: RunFolder, plan: Plan | None = None, *, live: bool = True) -> Known:
     """Return what is known of the run in a local folder; `live` is False for one that is replayed from it.
@@ -41,7 +48,7 @@ def known_of(folder: RunFolder, plan: Plan | None = None, *, live: bool = True) 
         title=plan["job"]["name"] if plan else str((folder.read("local.json") or {}).get("name") or ""),
         earlier=_earlier(folder) if live else (),
         ranks=gpu_ranks(plan) if plan else {},
-        usual=usual_seconds(earlier),
+        usual=usual_seconds(earlier, plan),
         ending_s=usual_ending(earlier),
         # Of a replay they would be those of its end.
         written=(lambda: written_at(folder)) if live else dict,
@@ -94,17 +101,47 @@ def earlier_runs(plan: Plan) -> list[Path]:
     return list(islice((folder for folder in same if _succeeded(folder)), EARLIER_RUNS))
 
 
-def usual_seconds(folders: Iterable[Path]) -> dict[str, float]:
-    """Return the median seconds of each stage, step and phase by name, over recorded runs."""
+def usual_seconds(folders: Iterable[Path], plan: Plan | None = None) -> dict[str, float]:
+    """Return the median seconds of each stage, step and phase by name, over recorded runs.
+
+    What takes as long as there are samples is only told by runs of as many as `plan` is of (None: of any), and what
+    takes as long as there are samples to capture only by those that captured all.
+    """
     seconds: dict[str, list[float]] = {}
     for folder in folders:
+        unlike: tuple[str, ...] = CAPTURING if _resumed(folder / "events" / "driver.jsonl") else ()
+        if plan is not None and _amount(folder) != _amount_of(plan):
+            unlike = (*CAPTURING, *_READ)
         for path in (folder / "events").glob("*.jsonl"):
             with open(path, "rb") as stream:
                 for line in stream:
                     # Most lines are samples: parsing them all would take longer than the rest of a start.
-                    if b'"seconds"' in line and b'"done"' in line and (timed := _timed(line)):
+                    timed = _timed(line) if b'"seconds"' in line and b'"done"' in line else None
+                    if timed is not None and timed[0] not in unlike:
                         seconds.setdefault(timed[0], []).append(timed[1])
     return {name: statistics.median(each) for name, each in seconds.items()}
+
+
+def _amount_of(plan: Mapping[str, Any]) -> list[Any]:
+    spec = plan.get("extract") or {}
+    return [spec.get(key) for key in _AMOUNT]
+
+
+def _amount(folder: Path) -> list[Any] | None:
+    try:
+        return _amount_of(RunFolder(folder).read("plan.json") or {})
+    except ValueError:  # cut by a full disk: nobody knows of how many it was
+        return None
+
+
+def _resumed(driver: Path) -> bool:
+    """Whether an extraction began with samples of an earlier run: its first report says so."""
+    if not driver.is_file():
+        return False
+    with open(driver, "rb") as stream:
+        reports = (parse_event(line) for line in stream if b'"progress"' in line)
+        first = next((event for event in reports if event is not None and event.type == "progress"), None)
+    return first is not None and bool(first.get("done"))
 
 
 def usual_ending(folders: Iterable[Path]) -> float | None:

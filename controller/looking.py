@@ -364,12 +364,14 @@ def help_topic(
     """Explain a verb, or a topic: exit-codes, environment, json, runs, run, boundaries, hooks."""
     from controller.core.suggest import did_you_mean
     from controller.topics import TOPICS
+    from controller.ui.terminal import out_console
+    from controller.ui.wrapping import wrapped_page
 
     topic = " ".join(words or ())
     if not topic:
         print(f"topics: {', '.join(TOPICS)}\nverbs: {', '.join(verbs())}")
     elif topic in TOPICS:
-        print(TOPICS[topic], end="")
+        print(wrapped_page(TOPICS[topic], out_console()), end="")
     elif words and words[0] in verbs():
         app([*words, "--help"], prog_name="ctl", standalone_mode=False)
     else:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from controller import gone
 from controller.afterwards import HOOK_FAILED, Afterwards, run_hook
@@ -51,6 +51,17 @@ class Sink(Protocol):
     def event(self, event: Event) -> None: ...
 
     def log(self, data: bytes) -> None: ...
+
+
+@runtime_checkable
+class TimedSink(Sink, Protocol):
+    """One that shows when the job printed what."""
+
+    def log_at(self, data: bytes, t: float) -> None:
+        """Take, instead of `log`, raw bytes and when they came, in seconds since the epoch by the host's clock.
+
+        -inf: not known.
+        """
 
 
 class Run:
@@ -380,9 +391,12 @@ class Run:
         for sink in self._sinks:
             sink.event(event)
 
-    def _log(self, data: bytes) -> None:
+    def _log(self, data: bytes, t: float) -> None:
         for sink in self._sinks:
-            sink.log(data)
+            if isinstance(sink, TimedSink):
+                sink.log_at(data, t)
+            else:
+                sink.log(data)
 
 
 def load_plan(folder: RunFolder) -> Plan | None:

@@ -102,8 +102,8 @@ Boundaries
 Boundary b is the state after b decoder layers: 0 is the embeddings, N (the number of layers) the last layer's
 output before the final norm.
 
-    tokens -> embedding -o-> layer 1 -o-> layer 2 -o-> ... -o-> layer N -o-> final norm -> lm_head
-                         0            1            2        N-1          N
+    tokens -> embedding -o-> layer 1 -o-> ... -o-> layer N -o-> norm -> lm_head
+                         0            1       N-1           N
 
 `boundaries = "eagle3"` means [2, N//2, N-3, N]; for Kimi-K2.5 (N = 61) that is 2, 30, 58, 61. Other systems count
 differently: SpecForge, TorchSpec, AngelSlim and speculators 0.3 number a layer's output, so their id k is boundary

@@ -57,7 +57,7 @@ def check_lengths(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
         yield failed(
             "data-none",
             "not one record that was looked at gives a sample",
-            why=f"{found['lengths']['looked_at']} records were read",
+            why=f"{found['lengths']['looked_at']:,} records were read",
             fix='see what a record needs in docs/inputs.md; `over_long = "skip"` drops all that are too long',
         )
 

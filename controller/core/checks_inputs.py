@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,6 +19,11 @@ WHOLE_TOWERS = (0, 28)
 """Since this vLLM each rank gets the whole vision tower where its heads cannot be divided."""
 
 
+def _listing(path: str) -> str:
+    """Return the command that shows what is beside a path which is not there."""
+    return f"`ls {shlex.quote(posixpath.dirname(path.rstrip('/')) or '/')}` on the host"
+
+
 def check_model(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
     """Judge whether the checkpoint is there and whole, fits the GPUs, and has the boundaries asked for."""
     spec, found = plan["extract"], section(report, "model")
@@ -27,7 +33,7 @@ def check_model(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
         yield failed(
             "model-missing",
             f"the model folder {spec['model']} does not exist on the host",
-            fix=f"copy it there, or set `path` in [model] of the playbook; see `ls {shlex.quote(spec['model'])}`",
+            fix=f"copy it there, or set `path` in [model] of the playbook; see {_listing(spec['model'])}",
         )
         return
     config, shards = found["config"], found["shards"]
@@ -49,7 +55,7 @@ def check_model(report: Mapping[str, Any], plan: Plan) -> Iterator[Finding]:
     if config["error"] is None and not problems:
         kind = config["quantization"] or config["dtype"] or "unknown dtype"
         name = some(config["architectures"]) or config["model_type"]
-        yield passed("model", f"{name}, {size(found['total_bytes'])} in {shards['files']} files, {kind}")
+        yield passed("model", f"{name}, {size(found['total_bytes'])} in {shards['files']:,} files, {kind}")
     yield from check_boundaries(config, spec)
 
 
@@ -96,7 +102,7 @@ def check_data(report: Mapping[str, Any], plan: Plan, name: str | None = None) -
         yield failed(
             "data-missing",
             f"the data set {path} does not exist on the host",
-            fix=f"copy it there, or set `path` in [data] of the playbook; see `ls {shlex.quote(path)}`",
+            fix=f"copy it there, or set `path` in [data] of the playbook; see {_listing(path)}",
         )
     elif not found.get("container", "jsonl" if found["lines"] is not None else ""):
         yield failed(
@@ -235,7 +241,7 @@ def _check_remote_code(found: Mapping[str, Any], spec: Mapping[str, Any]) -> Ite
     if code["missing"] and spec["trust_remote_code"]:
         yield failed(
             "model-code-missing",
-            f"{len(code['missing'])} files of code that the model's configuration names are missing",
+            f"{len(code['missing']):,} files of code that the model's configuration names are missing",
             why=some(code["missing"]),
             fix=f"copy them to {shlex.quote(spec['model'])} from where the model came from",
         )

@@ -193,7 +193,7 @@ def _check_shm(shm: Mapping[str, Any] | None, report: Mapping[str, Any], plan: P
         mine = [each["name"] for each in unused if each.get("uid") == report["uid"]]
         yield warned(
             "shm-leftovers",
-            f"{count} files ({size(left['bytes'])}) in /dev/shm look left behind, the oldest {oldest} old",
+            f"{count:,} files ({size(left['bytes'])}) in /dev/shm look left behind, the oldest {oldest} old",
             why=f"{some(kinds)}, of {owners}; "
             + ("no process has them open or mapped" if seen else "processes of others cannot be looked into"),
             fix=f"`ctl preflight --fix --host {shlex.quote(plan['host']['name'])}` sweeps what dead runs left"
@@ -258,7 +258,7 @@ def _check_writable(record: Mapping[str, Any]) -> Iterator[Finding]:
     if quota.get("inodes_free") is not None and quota["inodes_free"] < INODES_SPARE:
         yield warned(
             "disk-quota-files",
-            f"your quota on {record['path']} leaves {quota['inodes_free']} files",
+            f"your quota on {record['path']} leaves {quota['inodes_free']:,} files",
             why="each sample is a file",
             fix="on the host: `quota -s`",
         )
@@ -290,7 +290,7 @@ def _check_room(
     if inodes is not None and inodes < samples + INODES_SPARE:
         yield failed(
             "disk-inodes",
-            f"{disk['path']} has {inodes} inodes free, {samples} samples are one file each",
+            f"{disk['path']} has {inodes:,} inodes free, {samples:,} samples are one file each",
             fix=f"on the host: `df -i {disk['path']}`; delete small files or choose another output root",
         )
 

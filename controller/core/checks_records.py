@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from controller.core.finding import Finding, section, warned
-from remote_payload.host.protocol import BLANK, Plan
+from remote_payload.host.codes import BLANK
+from remote_payload.host.protocol import Plan
 
 
 def check_records(report: Mapping[str, Any], plan: Plan, name: str | None = None) -> Iterator[Finding]:

@@ -52,7 +52,8 @@ def end_error(
         return None
     why = str(problem["what"]) if problem and problem["what"] != result["message"] else ""
     fix = str(problem.get("fix") or "") if problem else ""
-    fix = fix or f"read the whole log with `ctl logs {run_id}`"
+    if not fix and result.get("log_bytes") != 0:  # an earlier payload does not say how much was printed
+        fix = f"read the whole log with `ctl logs {run_id}`"
     if reason in (EndReason.STOPPED.value, EndReason.CANCELLED.value):
         return JobStopped(f"run {run_id} was stopped", why=str(result["message"]), code=reason)
     kind = RefusedError if reason in {word.value for word in REFUSED} else JobFailed

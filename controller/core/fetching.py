@@ -149,9 +149,9 @@ def _sections(
         model.append(["left out", f"{len(left_out)}: {_some(left_out)}"])
     folder = [["path", wish.folder]]
     if state["proved"]:
-        folder.append(["proved", f"{state['proved']} files are there and stay"])
+        folder.append(["proved", f"{state['proved']:,} files are there and stay"])
     if state["unproved"]:
-        folder.append(["to prove", f"{len(state['unproved'])} files are there: {_some(state['unproved'])}"])
+        folder.append(["to prove", f"{len(state['unproved']):,} files are there: {_some(state['unproved'])}"])
     if state["differing"]:
         folder.append(["moved aside", f"{_some(state['differing'])}: of another size"])
     if state["partial_bytes"]:

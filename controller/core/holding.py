@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from remote_payload.host.protocol import PAUSES
+from remote_payload.host.codes import PAUSES
 
 ENDED_BY: Mapping[str, tuple[str, ...]] = {
     "disk-freed": PAUSES,

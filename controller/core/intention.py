@@ -201,7 +201,7 @@ def _argument_text(name: str, value: Any) -> str:
 
 
 def _upload_text(upload: dict[str, Any]) -> str:
-    amount = "" if upload["files"] is None else f", {upload['files']} files, {size(upload['bytes'])}"
+    amount = "" if upload["files"] is None else f", {upload['files']:,} files, {size(upload['bytes'])}"
     return f"{upload['payload'][:12]}{amount}, only if the host does not have it"
 
 

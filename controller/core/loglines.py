@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 
 from controller.core.errors import UsageError
 from controller.core.logs import LogLine, parse_line
@@ -44,6 +45,14 @@ class TimeIndex:
         """Return the time, in seconds since the epoch, of the byte at `place`; None where none was noted before."""
         index = bisect.bisect_right(self._places, place) - 1
         return self._times[index] if index >= 0 else None
+
+    def parts(self, place: Place, data: bytes) -> Iterator[tuple[float | None, bytes]]:
+        """Yield bytes of one segment that begin at `place` with their times, cut where one was noted."""
+        segment, begin = place
+        first, behind = (bisect.bisect_right(self._places, (segment, begin + each)) for each in (0, len(data) - 1))
+        cuts = [begin, *(offset for _, offset in self._places[first:behind]), begin + len(data)]
+        for start, end in pairwise(cuts):
+            yield self.at((segment, start)), data[start - begin : end - begin]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

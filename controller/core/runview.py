@@ -9,10 +9,13 @@ from typing import Any
 
 from controller.core.holding import holding
 from controller.core.tracebacks import Failure, FoldedFailure, fold
+from remote_payload.host.protocol import RunState
 
 WRITING_PHASES = ("capture", "drain")
 """Phases of the driver in which samples are written; the canaries beside them write none."""
 
+CAPTURING = (*WRITING_PHASES, "extract")
+"""Phases, and the step around them, that take as long as there are samples to capture."""
 
 KINDS = {
     "extract": "extraction", "rehearse": "rehearsal", "convert": "conversion", "setup": "set-up",
@@ -182,6 +185,15 @@ class RunView:
         return self.recent_progress[-1] if self.recent_progress else None
 
     @property
+    def cut_off(self) -> bool:
+        """Whether the run is being ended, or has ended, before its work was done: no rate of then says when it is.
+
+        The host is `stopping` at the end of every run; a step that did not get done tells this one.
+        """
+        undone = any(step.status in (Status.STARTED, Status.FAILED) for step in self.steps[-1:])
+        return undone and (self.state == RunState.STOPPING.value or self.end is not None)
+
+    @property
     def warnings(self) -> tuple[NoticeView, ...]:
         """Of the notices those that warn, and of which nothing later said that they are past."""
         captured = any(phase.name == "drain" and phase.status is Status.DONE for phase in self.phases)
@@ -192,6 +204,11 @@ class RunView:
     def own_stages(self) -> tuple[StageView, ...]:
         """The controller's stages, of each name the latest: every look at a run is a watch, and there may be many."""
         return tuple({stage.name: stage for stage in self.stages}.values())
+
+    @property
+    def kept(self) -> int:
+        """Samples of an earlier run that an extraction found and takes over: its first report has them."""
+        return self.first_progress.done if self.first_progress is not None and self.writes_samples else 0
 
     @property
     def phase(self) -> StageView | None:
@@ -205,8 +222,11 @@ class RunView:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Over the last RATE_WINDOW_S seconds of progress (see `state`); None before there are two reports."""
-        return _rate(self.recent_progress, lambda each: each.tokens)
+        """Over the last RATE_WINDOW_S seconds of progress (see `state`); None before there are two reports.
+
+        None too of a run that is cut off.
+        """
+        return None if self.cut_off else _rate(self.recent_progress, lambda each: each.tokens)
 
     @property
     def tokens_per_s_overall(self) -> float | None:
@@ -229,7 +249,7 @@ class RunView:
     @property
     def bytes_per_s(self) -> float | None:
         """Bytes written, over the same window as `tokens_per_s`."""
-        return _rate(self.recent_progress, lambda each: each.bytes)
+        return None if self.cut_off else _rate(self.recent_progress, lambda each: each.bytes)
 
     @property
     def disk_free(self) -> float | None:
@@ -247,12 +267,13 @@ class RunView:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the last sample at the momentary rate; None without a total, without movement, and in a pause.
+        """Seconds to the last sample at the momentary rate; None without a total, without movement, in a pause, and
+        of a run that is cut off, which writes none any more.
 
         What follows, a canary, the engine's end and the proof of the files, is not in it: see `ending_s`.
         """
         progress = self.progress
-        if progress is None or progress.total is None or self.pause is not None:
+        if progress is None or progress.total is None or self.pause is not None or self.cut_off:
             return None
         left = max(0, progress.total - progress.done)
         rate = _rate(self.recent_progress, lambda each: each.done)

@@ -119,7 +119,7 @@ def _check(shares: Sequence[Share]) -> None:
         if None not in (one.records, other.records) and one.records != other.records:
             raise UsageError(
                 f"runs {one.run_id} and {other.run_id} read different data",
-                why=f"{one.records} records and {other.records}",
+                why=f"{one.records:,} records and {other.records:,}",
                 fix=_NOT_SHARES.format(one=one.run_id, other=other.run_id),
                 code="not-shares",
             )

@@ -27,7 +27,8 @@ from controller.core.runview import (
     Status,
 )
 from controller.core.tracebacks import Failure
-from remote_payload.host.protocol import PAUSES, RunState
+from remote_payload.host.codes import PAUSES
+from remote_payload.host.protocol import RunState
 
 __all__ = ["HISTORY", "NOTICES", "RATE_WINDOW_S", "RunView", "in_order", "reduce", "replay"]
 

@@ -11,14 +11,15 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from controller.core.errors import CtlError
-from controller.core.events import parse_event
+from controller.core.events import Event, parse_event
 from controller.private import private, write_private
-from remote_payload.host.layout import LOG_GAPS, MIRRORED_DOCUMENTS, MIRRORED_STREAMS
+from controller.stages.telling import Piece
+from remote_payload.host.layout import LOG_GAPS, LOG_TIMES, MIRRORED_DOCUMENTS, MIRRORED_STREAMS
 
 _STREAM_FILE = re.compile(rf"(?:{'|'.join(MIRRORED_STREAMS)})/[A-Za-z0-9][A-Za-z0-9._-]{{0,99}}")
 
@@ -81,25 +82,39 @@ class Mirror:
         write_private(temporary, data)
         os.replace(temporary, self.folder / name)
 
-    def replay(self, *, on_event_line: Callable[[bytes], None], on_log: Callable[[bytes], None]) -> dict[str, bytes]:
-        """Hand out what is held already, the events by time; return the unfinished last line of each event file."""
+    def unfinished(self) -> dict[str, bytes]:
+        """Return the unfinished last line of each file of events, and of that with the times of the log."""
+        names = [name for name in self.cursor() if name.startswith("events/") or name == f"log/{LOG_TIMES}"]
+        return {name: (self.folder / name).read_bytes().rpartition(b"\n")[2] for name in names}
+
+    def held_events(self) -> Iterator[tuple[float, Event]]:
+        """Yield the events that are held by time, each with its time, or an earlier one's of its writer if that was
+        later: a clock that was set back does not reorder a writer."""
         self._digests.clear()  # since an earlier watch, others may have touched the files
-        rests: dict[str, bytes] = {}
-        events: list[tuple[float, bytes]] = []
+        keyed: list[tuple[float, bytes]] = []  # lines, which are smaller than events
         for name in self.cursor():
-            path = self.folder / name
             if name.startswith("events/"):
-                *lines, rests[name] = path.read_bytes().split(b"\n")
                 latest = 0.0
-                for line in lines:
-                    latest = max(latest, _time_of(line))  # a clock that was set back does not reorder a writer
-                    events.append((latest, line))
-        for _, line in sorted(events, key=lambda each: each[0]):
-            on_event_line(line)
+                for line in (self.folder / name).read_bytes().split(b"\n")[:-1]:
+                    event = parse_event(line)
+                    latest = max(latest, event.t if event is not None else 0.0)
+                    keyed.append((latest, line))
+        for t, line in sorted(keyed, key=lambda each: each[0]):
+            if (event := parse_event(line)) is not None:
+                yield t, event
+
+    def held_log(self) -> Iterator[Piece]:
+        """Yield the log that is held, in blocks."""
         for part in self.log_parts():
+            offset = 0
             for block in read_part(part):
-                on_log(block)
-        return rests
+                yield (None if isinstance(part, bytes) else (int(part.stem), offset)), block
+                offset += len(block)
+
+    def times(self) -> list[bytes]:
+        """Return the whole lines that say when the log was printed, as far as they are held."""
+        path = self.folder / "log" / LOG_TIMES
+        return path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
 
     def log_parts(self) -> list[Path | bytes]:
         """Return the log in order: a path for each segment that is held, a line of ours where bytes are missing."""
@@ -138,8 +153,8 @@ class Mirror:
         count = self.missing(gap)
         if count <= 0:
             return b""
-        text = f"[ctl: {count} bytes of the log are missing here: segment {gap['segment']} went over the log cap; "
-        return f"\n{text}{gap['bytes']} bytes, sha256 {gap['sha256']}]\n".encode()
+        text = f"[ctl: {count:,} bytes of the log are missing here: segment {gap['segment']} went over the log cap; "
+        return f"\n{text}{gap['bytes']:,} bytes, sha256 {gap['sha256']}]\n".encode()
 
     def _segment(self, gap: Mapping[str, Any]) -> Path:
         return self.folder / "log" / f"{int(gap['segment']):06d}.log"
@@ -216,8 +231,3 @@ def _sha256(path: Path) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _time_of(line: bytes) -> float:
-    event = parse_event(line)
-    return event.t if event is not None else 0.0

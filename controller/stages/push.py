@@ -60,7 +60,7 @@ def run(transport: Transport, host: HostRecord, *, emit: Emit, payload: Payload 
         skipped=skipped,
         seconds=time.monotonic() - started,
     )
-    what = "already there" if skipped else f"{outcome.files} files, {size(sent)} sent"
+    what = "already there" if skipped else f"{outcome.files:,} files, {size(sent)} sent"
     text = f"payload {payload.digest[:12]}: {what}"
     emit("stage", name="push", status="done", text=text, seconds=round(outcome.seconds, 3))
     return outcome

@@ -83,11 +83,11 @@ def run(ctx: Context, folder: Folder, run_id: str) -> tuple[Mapping[str, Any], F
     if not after.is_empty:
         raise RefusedError(
             f"{folder.output['path']} is not empty after it was cleared",
-            why=f"{after.listing['entries']} entries appeared meanwhile, and were left",
+            why=f"{after.listing['entries']:,} entries appeared meanwhile, and were left",
             fix="find out what writes there, then run `ctl clear` again",
             code=CHANGED,
         )
-    ctx.emit("stage", name="clear", status="done", text=f"{answer['report']['deleted_entries']} entries deleted")
+    ctx.emit("stage", name="clear", status="done", text=f"{answer['report']['deleted_entries']:,} entries deleted")
     return answer["report"], after
 
 

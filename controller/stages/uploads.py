@@ -21,7 +21,7 @@ def run(ctx: Context, files: LocalFiles) -> int:
     RefusedError if a file here cannot be read any more (`local-file-gone`), or was written to since (`data-damaged`).
     """
     started = time.monotonic()
-    what = f"{len(files.files)} files, {size(files.size)}"
+    what = f"{len(files.files):,} files, {size(files.size)}"
     ctx.emit("stage", name="uploads", status="started", text=what)
     try:
         changed, sent = _converse(ctx, files)
@@ -42,7 +42,7 @@ def _converse(ctx: Context, files: LocalFiles) -> tuple[int, int]:
         process.write(pack_frame({"workdir": ctx.host["workdir"]}, body), timeout=WRITE_TIMEOUT_S)
         wanted = [str(sha256) for sha256 in answers.take()["missing"]]
         sizes = {str(file["sha256"]): int(file["size"]) for file in files.files}
-        meter = Meter(ctx, "uploads", f"{len(wanted)} files", sum(sizes[sha256] for sha256 in wanted))
+        meter = Meter(ctx, "uploads", f"{len(wanted):,} files", sum(sizes[sha256] for sha256 in wanted))
         if wanted:
             for piece in readable(files.pieces(wanted)):
                 process.write(pack_frame({"end": False}, piece), timeout=WRITE_TIMEOUT_S)

@@ -8,15 +8,18 @@ A broken connection is reported as contact, never as a word about the run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, NoReturn
 
 from controller.core.errors import AuthenticationError, ConnectionFailed, ConnectionLost, HostKeyError
 from controller.core.events import Event, parse_event
+from controller.core.loglines import Place, TimeIndex
 from controller.core.state import in_order
 from controller.stages.base import CALL_TIMEOUT_S, Context, host_error
 from controller.stages.mirror import COPY_DAMAGED, DAMAGED, Mirror, MirrorError
+from controller.stages.telling import Piece, told
 from controller.transport.base import Process
 from remote_payload.host.errors import ProtocolError
 from remote_payload.host.framing import FrameReader, pack_frame
@@ -34,6 +37,9 @@ POLL_S = 0.25
 
 CANCEL_CHECK_S = 0.5
 """A detach is heard within this time."""
+
+HELD_BYTES = 4 << 20
+"""Of the log that waits for the events of its time; where there is more, it comes before them."""
 
 _UNFRAMED_BYTES = 64 << 10
 """Kept of output that is no frame: an error message of the payload is far smaller."""
@@ -55,16 +61,17 @@ def run(
     mirror: Mirror,
     *,
     on_event: Callable[[Event], None],
-    on_log: Callable[[bytes], None],
+    on_log: Callable[[bytes, float], None],
     patience_s: float,
     follow: bool = True,
 ) -> WatchOutcome:
     """Mirror a run until it ends, `ctx.cancel` is set, or the host was unreachable for `patience_s` seconds.
 
-    `on_event` gets each event of the host and `on_log` each byte of the job's output exactly once, those that an
-    earlier controller has copied first. Without `follow` it ends with all that there is at the moment. Raises
-    RemoteFailed if the host cannot read the run, MirrorError if the copy is not equal to the original at the end,
-    and without `follow` ConnectionLost or ConnectionFailed where patience ended.
+    `on_event` gets each event of the host and `on_log` each byte of the job's output exactly once, by time as far as
+    it is known, those that an earlier controller has copied first. `on_log` gets the time too, right to a second, in
+    seconds since the epoch by the host's clock; -inf where it is not known. Without `follow` it ends with all that
+    there is at the moment. Raises RemoteFailed if the host cannot read the run, MirrorError if the copy is not equal
+    to the original at the end, and without `follow` ConnectionLost or ConnectionFailed where patience ended.
     """
     watcher = _Watcher(ctx, run_id, mirror, on_event, on_log, follow)
     lost_since: float | None = None
@@ -106,7 +113,7 @@ class _Watcher:
         run_id: str,
         mirror: Mirror,
         on_event: Callable[[Event], None],
-        on_log: Callable[[bytes], None],
+        on_log: Callable[[bytes, float], None],
         follow: bool,
     ) -> None:
         self._ctx = ctx
@@ -115,10 +122,13 @@ class _Watcher:
         self._on_event = on_event
         self._on_log = on_log
         self._follow = follow
-        self._held: list[Event] | None = None  # None: told as they come
-        self._first_frame = 0
+        self._events: list[Event] = []
+        self._log: list[Piece] = []
+        self._log_bytes = 0
         # What an earlier controller copied is shown first; the stream then goes on in mid-line if need be.
-        self._partial_lines = mirror.replay(on_event_line=self._event_line, on_log=on_log)
+        self._partial_lines = mirror.unfinished()
+        self._times = mirror.times()
+        self._tell(mirror.held_events(), mirror.held_log())
         self._gaps = mirror.gaps()
         self._told = set(self._gaps)  # the replay above has shown these
         self._renewed: frozenset[str] = frozenset()
@@ -147,7 +157,6 @@ class _Watcher:
             process.close_stdin()
             self._ctx.emit("contact", status="connected", text="")
             reader, unframed = FrameReader(), b""
-            self._held, self._first_frame = [], self.frames + 1
             while (data := self._read(process)) is not None:
                 if not data:
                     code = process.wait(timeout=CALL_TIMEOUT_S)
@@ -192,7 +201,7 @@ class _Watcher:
 
     def _take(self, header: dict[str, Any], body: bytes) -> bool:
         kind = header.get("type")
-        if kind != "append" and self.frames > self._first_frame:
+        if kind != "append" or self._log_bytes > HELD_BYTES:
             self._let_go()
         if kind == "append":
             self._append(str(header["path"]), int(header["offset"]), body)
@@ -243,16 +252,18 @@ class _Watcher:
         self._mirror.append(name, offset, body)
         if name == f"log/{LOG_GAPS}":
             self._gaps = self._mirror.gaps()
-        elif name == f"log/{LOG_TIMES}" or name in self._renewed:
-            return  # the times are for whoever asks when a line was printed
-        elif name.startswith("log/"):
+        elif name in self._renewed:
+            return
+        elif name.startswith("log/") and name != f"log/{LOG_TIMES}":
             self._tell_gaps(name)
-            self._on_log(body)
-        elif name.startswith("events/"):
+            self._hold((int(PurePosixPath(name).stem), offset), body)
+        elif name.startswith("events/") or name == f"log/{LOG_TIMES}":
             *lines, rest = (self._partial_lines.pop(name, b"") + body).split(b"\n")
             self._partial_lines[name] = rest
-            for line in lines:
-                self._event_line(line)
+            if name.startswith("log/"):
+                self._times += lines
+            else:
+                self._events += filter(None, map(parse_event, lines))
 
     def _tell_gaps(self, name: str) -> None:
         """Before the log goes on in segment `name`, say in its place what the host gave up of earlier ones.
@@ -263,17 +274,22 @@ class _Watcher:
             if f"log/{number:06d}.log" < name:
                 self._told.add(number)
                 if line := self._mirror.gap_line(self._gaps[number]):
-                    self._on_log(line)
+                    self._hold(None, line)
 
-    def _event_line(self, line: bytes) -> None:
-        event = parse_event(line)
-        if event is not None and self._held is not None:
-            self._held.append(event)
-        elif event is not None:
-            self._on_event(event)
+    def _hold(self, place: Place | None, data: bytes) -> None:
+        self._log.append((place, data))
+        self._log_bytes += len(data)
 
     def _let_go(self) -> None:
-        """Tell, in the order of their times, what a connection brought first: the host sends file after file."""
-        held, self._held = self._held, None
-        for _, event in in_order(held or ()):
-            self._on_event(event)
+        """Tell, in the order of their times, what one look of the host has brought, which sends file after file."""
+        events, log = self._events, self._log
+        self._events, self._log, self._log_bytes = [], [], 0
+        self._tell(in_order(events), log)
+
+    def _tell(self, events: Iterable[tuple[float, Event]], log: Iterable[Piece]) -> None:
+        times, self._times = self._times, self._times[-1:]
+        for t, what in told(events, log, TimeIndex(times)):
+            if isinstance(what, Event):
+                self._on_event(what)
+            else:
+                self._on_log(what, t)

@@ -32,8 +32,8 @@ def print_comparison(console: Console, document: Mapping[str, Any]) -> None:
         if not changes:
             continue
         table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-        for _ in ("indent", "key", "before", "arrow", "after"):
-            table.add_column(overflow="fold")
+        for _ in range(5):
+            table.add_column(overflow="fold")  # a value that is cut cannot be compared
         for change in changes:
             table.add_row("", text(change["key"], "dim"), text(_value(change["before"])), "→", _after(change))
         _print(console, Text(""))

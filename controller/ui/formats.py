@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -26,6 +27,9 @@ _STATES = {
 
 _PAUSES = {"disk-low": "paused: the disk is full", "disk-full": "paused: the disk is full"}
 """By the code of the notice that began it; one that only a newer version knows is `paused` alone."""
+
+_GIVEN_UP = {"preflight": "refused", "confirm": "declined"}
+"""By the stage that failed; another one says nothing of why."""
 
 _END_REASONS = {
     "succeeded": "succeeded",
@@ -124,12 +128,13 @@ def duration_text(seconds: float | None, *, running: bool = False) -> str:
 
 
 def left_text(view: RunView) -> str:
-    """Return how long it still takes: `3 min 05 s left`; empty where that is not known, and after the end.
+    """Return how long it still takes: `3 min 05 s left`; empty where that is not known, after the end, and while the
+    run is ended before its work is done.
 
     Of an extraction that is until the run has ended, and once its end takes longer than that of earlier ones
     `5 s over the usual`; where no earlier run tells how long its end takes, `3 min 05 s to last sample`.
     """
-    if view.end is not None:
+    if view.end is not None or view.cut_off:
         return ""
     eta, ending, since = view.eta_s, view.ending_s, view.ending_since_s
     if view.writes_samples and ending is not None and since is not None:
@@ -185,13 +190,35 @@ def state_text(view: RunView) -> str:
     if view.end is not None:
         return end_text(view.end.end_reason)
     if given_up(view):
-        return "refused" if view.stages[-1].name in ("preflight", "confirm") else "not launched"
+        failed = view.stages[-1].status is Status.FAILED
+        return _GIVEN_UP.get(view.stages[-1].name, "not launched") if failed else "not launched"
     return state_word(view.state, view.pause.code if view.pause else None)
 
 
 def given_up(view: RunView) -> bool:
-    """Whether the last that was done here failed before any host had the run."""
-    return not view.state and bool(view.stages) and view.stages[-1].status is Status.FAILED
+    """Whether the last that was done here failed, or was broken off, before any host had the run."""
+    return not view.state and bool(view.stages) and view.stages[-1].status in (Status.FAILED, Status.SKIPPED)
+
+
+def declined(view: RunView) -> bool:
+    """Whether somebody was asked and said no: that is neither a success nor a failure."""
+    return given_up(view) and (view.stages[-1].name, view.stages[-1].status) == ("confirm", Status.FAILED)
+
+
+def broken_off(view: RunView) -> RunView:
+    """Return a view whose watch ends now: of a run that no host has, what was under way here is not any more.
+
+    Of one whose launch has begun nobody knows that here.
+    """
+    if view.state or any(stage.name in ("launch", "watch") for stage in view.stages):
+        return view
+    return replace(
+        view,
+        stages=tuple(
+            replace(stage, status=Status.SKIPPED, text="") if stage.status is Status.STARTED else stage
+            for stage in view.stages
+        ),
+    )
 
 
 def state_word(state: str, paused: str | None = None) -> str:

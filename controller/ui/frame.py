@@ -1,8 +1,8 @@
 """One frame of the dashboard, as a pure function of what is known and of the terminal's size.
 
-What matters most is drawn first and never gives way: the state, the stages, the progress, failures. GPUs shrink
-from rows to a grid to one line; the log takes what is left. Colours are the terminal's own sixteen, and nothing is
-told by colour alone.
+What matters most is drawn first and never gives way: the state, the stages and what the one at work does, the
+progress, failures. GPUs shrink from rows to a grid to one line; the log takes what is left. Colours are the
+terminal's own sixteen, and nothing is told by colour alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from controller.ui.board import Snapshot
 from controller.ui.failurepanel import cause_lines, failure_lines, message_lines
+from controller.ui.formats import broken_off
 from controller.ui.gauges import gpu_lines
 from controller.ui.glyphs import UNICODE, Glyphs
 from controller.ui.header import header
@@ -21,7 +22,7 @@ from controller.ui.logbuffer import LogPage
 from controller.ui.logpane import PageOf, log_lines
 from controller.ui.overlays import bottom_line, help_lines, trace_pane
 from controller.ui.progresslines import ROOMY_WIDTH, progress_lines, quiet_line
-from controller.ui.stagelines import stage_lines, work_line
+from controller.ui.stagelines import stage_lines, told_by_progress, work_line
 
 LOG_MIN = 3
 """Title and lines that the log keeps before GPUs give way."""
@@ -48,13 +49,16 @@ def render(
     runs: int = 1,
     ends_in_s: float | None = None,
     closing: bool = False,
+    last: bool = False,
 ) -> list[Text]:
     """Return a frame of at most `height` lines of at most `width` cells.
 
     `page_of` gives the log, `state` what a person has chosen to see, `keys` whether there are keys to speak of;
-    `ends_in_s` is how many seconds are left of a view whose run has ended. `closing`: it is the last frame, after
-    which a failure is told whole.
+    `ends_in_s` is how many seconds are left of a view whose run has ended. `last`: it is the last frame,
+    which stays; `closing`: and after it a failure is told whole.
     """
+    if last:
+        shot = replace(shot, view=broken_off(shot.view))
     state = state or UiState()
     bottom = bottom_line(shot.view, state, ends_in_s) if keys else []
     room = height - len(bottom)
@@ -93,7 +97,7 @@ def _board(
     roomy = height >= ROOMY_HEIGHT
     top = [*top, *stage_lines(shot, width, glyphs)]
     progress = progress_lines(view, width, glyphs, roomy=roomy and width >= ROOMY_WIDTH)
-    if roomy or not progress:
+    if roomy or not progress or not told_by_progress(view):
         top += work_line(shot, width, glyphs)
     work = [*progress, *quiet_line(shot)]
     messages = message_lines(view, glyphs, refused=replay)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from rich.text import Text
 
 from controller.core.laststage import last_stage
-from controller.core.runview import Contact, RunView
+from controller.core.runview import Contact, RunView, Status
 from controller.ui.clean import clean
 from controller.ui.formats import (
     Ending,
+    declined,
     duration_text,
     ending_of,
     given_up,
@@ -59,5 +60,6 @@ def sign_of(view: RunView, glyphs: Glyphs) -> tuple[str, str]:
         signs = {Ending.WELL: glyphs.ok, Ending.STOPPED: glyphs.warn, Ending.BADLY: glyphs.fail}
         return signs[ending], ending.value
     if given_up(view):
-        return glyphs.fail, "red"
+        stopped = declined(view) or view.stages[-1].status is Status.SKIPPED
+        return (glyphs.warn, "yellow") if stopped else (glyphs.fail, "red")
     return glyphs.dot, "yellow" if view.state in ("orphaned", "lost") or is_paused(view) else "cyan"

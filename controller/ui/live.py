@@ -78,7 +78,7 @@ class LiveView:
         self._closed = threading.Event()
         self._wake = threading.Event()
         self._halted = True
-        self._closing = False
+        self._closing = self._last = False
         self._lock = threading.RLock()  # a signal handler may find it held by the code that it interrupted
         self._ticker: threading.Thread | None = None
         self._keys = KeyReader(keyboard, self.press) if keyboard is not None else None
@@ -139,7 +139,7 @@ class LiveView:
                 if not self._halted:
                     # What stays is the dashboard, or the table, whatever was looked at last.
                     self._state = UiState(opened=None if len(self._boards) > 1 else 0)
-                    self._closing = self._error_follows
+                    self._closing, self._last = self._error_follows, True
                     self._paint(keys=False)
                     self._painter.leave()
                 self._halted = True
@@ -164,7 +164,7 @@ class LiveView:
         return render(
             shots[state.opened], width, rows, page_of=functools.partial(self._page, state), state=state,
             glyphs=glyphs, keys=keys, replay=self._replay, runs=len(shots), ends_in_s=left,
-            closing=self._closing,
+            closing=self._closing, last=self._last,
         )  # fmt: skip
 
     def _page(self, state: UiState, count: int) -> LogPage:

@@ -33,6 +33,8 @@ def progress_line(view: RunView) -> str:
     parts = [clean(done_text(progress))]
     if view.tokens_per_s is not None and progress.has_tokens:
         parts.append(f"{count_text(view.tokens_per_s)} tokens/s")
+    elif view.end is not None and view.tokens_per_s_overall is not None and progress.has_tokens:
+        parts.append(f"{count_text(view.tokens_per_s_overall)} tokens/s overall")
     if progress.unit == "bytes":
         parts += [f"{bytes_text(view.bytes_per_s)}/s"] if view.bytes_per_s else []
     elif progress.bytes or (progress.unit == "samples" and progress.done):

@@ -40,7 +40,9 @@ def progress_lines(view: RunView, width: int, glyphs: Glyphs, *, roomy: bool) ->
         return []
     short = _disk_too_small(view)
     own_line = view.disk_free is not None and view.end is None and (roomy or short)
-    lines = [_bar(view, progress, width, glyphs), _figures(view, progress, width, glyphs, disk=not own_line)]
+    lines = [_bar(view, progress, width, glyphs)]
+    if figures := _figures(view, progress, width, glyphs, disk=not own_line):
+        lines.append(Text.assemble(" " * LABEL, Text(glyphs.separator).join(figures)))
     if own_line:
         lines.append(_disk(view, glyphs, short=short))
     return lines
@@ -79,11 +81,15 @@ def _bar(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs) -> T
     )
 
 
-def _figures(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs, *, disk: bool) -> Text:
-    """What the samples came to. On a narrow terminal some give way; skipped and failed never do."""
+def _figures(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs, *, disk: bool) -> list[Text]:
+    """What the samples came to. On a narrow terminal some give way; skipped and failed never do.
+
+    Before the first sample it has come to nothing, which the bar says.
+    """
     running = view.end is None
     now = view.tokens_per_s if running and progress.has_tokens else None
-    written = progress.bytes > 0 or progress.unit == "samples"
+    begun = progress.done > 0 or progress.tokens > 0
+    written = progress.bytes > 0 or (progress.unit == "samples" and begun)
     speed = view.bytes_per_s if running and (written or progress.unit == "bytes") else None
     # What a command says beside its count, a loss for example, stands first.
     figures = {
@@ -91,7 +97,7 @@ def _figures(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs, 
         "now": "" if now is None else f"{count_text(now)} tokens/s",
         "speed": "" if speed is None else f"{bytes_text(speed)}/s",
         "overall": "",
-        "tokens": f"{count_text(progress.tokens)} tokens" if progress.has_tokens else "",
+        "tokens": f"{count_text(progress.tokens)} tokens" if progress.has_tokens and begun else "",
         "bytes": bytes_text(progress.bytes) if written and progress.unit != "bytes" else "",
         "disk": f"disk {bytes_text(view.disk_free)} left" if disk and running and view.disk_free is not None else "",
         "skipped": f"{count_text(progress.skipped)} skipped" if progress.skipped else "",
@@ -103,8 +109,7 @@ def _figures(view: RunView, progress: ProgressView, width: int, glyphs: Glyphs, 
     while LABEL + len(glyphs.separator.join(filter(None, figures.values()))) > width and optional:
         figures[optional.pop(0)] = ""
     styles = {"skipped": "yellow", "failed": "bold red"}
-    parts = [Text(figure, style=styles.get(name, "")) for name, figure in figures.items() if figure]
-    return Text.assemble(" " * LABEL, Text(glyphs.separator).join(parts))
+    return [Text(figure, style=styles.get(name, "")) for name, figure in figures.items() if figure]
 
 
 def _disk(view: RunView, glyphs: Glyphs, *, short: bool) -> Text:
@@ -122,9 +127,12 @@ def _disk(view: RunView, glyphs: Glyphs, *, short: bool) -> Text:
 
 
 def _still_to_write(view: RunView) -> float | None:
-    """Bytes of the samples that are not done yet, if they are like those that are; None if none are, or unknown."""
+    """Bytes of the samples that are not done yet, if they are like those that are.
+
+    None if none are, where that is not known, and where no more are to come.
+    """
     progress = view.progress
-    if progress is None or progress.total is None or not progress.done or not progress.bytes:
+    if progress is None or view.cut_off or progress.total is None or not progress.done or not progress.bytes:
         return None
     return max(0, progress.total - progress.done) * progress.bytes / progress.done or None
 

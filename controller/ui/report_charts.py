@@ -242,7 +242,7 @@ def grid(figures: Manifest, first: int, stride: int) -> Markup:
     rows = -(-len(figures.cells) // columns)
     words = ", ".join(f"{count_text(count)} {fate}" for fate, count in figures.counts.items())
     if figures.per_cell > 1:
-        words += f"; a cell stands for {figures.per_cell} samples and shows the worst of them"
+        words += f"; a cell stands for {figures.per_cell:,} samples and shows the worst of them"
     with drawing(WIDTH, 0.75 + 0.132 * rows) as figure:
         axes = figure.subplots()
         for fate, (colour, marker) in FATES.items():

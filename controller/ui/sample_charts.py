@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -71,19 +73,23 @@ def norm_rows(figures: NormMap, width: int, *, plain: bool = False) -> Renderabl
 
 
 def length_rows(figures: Lengths, width: int, *, plain: bool = False) -> RenderableType:
-    """Return a row for each range of lengths, and a line where `max_seq_len` cuts."""
+    """Return a row for each range of lengths, and a line where `max_seq_len` cuts.
+
+    Ranges side by side that no sample falls into are one row; before the shortest sample there is none.
+    """
     rows = [Text.assemble((f"  {'lengths':<{LABEL - 2}}", "dim"), ("samples by their tokens", "dim"))]
     most = max(figures.counts)
     highest = count_text(len(figures.counts) * figures.width)
     labels = max(LABEL, 2 * len(highest) + 2)
     cells = max(1, min(BAR_CELLS, width - labels - len(count_text(most)) - 1))
     drawn = False
-    for number, count in enumerate(figures.counts):
-        first = number * figures.width
+    for numbers in _ranges(figures.counts):
+        first, count = numbers[0] * figures.width, figures.counts[numbers[0]]
         if figures.limit is not None and not drawn and figures.limit < first:
             rows.append(_limit_row(figures, width, plain))
             drawn = True
-        label = f"{count_text(first)}-{count_text(first + figures.width - 1)}"
+        last = (numbers[-1] + 1) * figures.width - 1
+        label = count_text(first) if first == last else f"{count_text(first)}-{count_text(last)}"
         filled, _ = bar(count / most, cells, ascii_only=plain)
         rows.append(
             Text.assemble(f"{label:>{LABEL - 1}} ", (filled, "cyan"), f" {count_text(count)}" if count else "")
@@ -91,6 +97,18 @@ def length_rows(figures: Lengths, width: int, *, plain: bool = False) -> Rendera
     if figures.limit is not None and not drawn:
         rows.append(_limit_row(figures, width, plain))
     return Group(*rows)
+
+
+def _ranges(counts: Sequence[int]) -> list[range]:
+    """Return the numbers of the bins that share a row: each of those with samples, and the empty ones between two."""
+    rows = []
+    for filled, numbers in groupby(range(len(counts)), key=lambda number: counts[number] > 0):
+        run = list(numbers)
+        if filled:
+            rows += [range(number, number + 1) for number in run]
+        elif rows:
+            rows.append(range(run[0], run[-1] + 1))
+    return rows
 
 
 def _limit_row(figures: Lengths, width: int, plain: bool) -> Text:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from controller.core.runview import StageView, Status, at_work
+from controller.core.runview import CAPTURING, RunView, StageView, Status, at_work
 from controller.ui.board import Snapshot
 from controller.ui.charts import bar
 from controller.ui.clean import clean
-from controller.ui.formats import duration_text, pause_seconds
+from controller.ui.formats import duration_text, is_paused, pause_seconds
 from controller.ui.glyphs import UNICODE, Glyphs
 from controller.ui.layout import BAR_MAX, LABEL
+from remote_payload.host.codes import STOPPING
 
 SPIN_HZ = 4
 
@@ -41,6 +42,12 @@ _DOES = {
     "canary-end": "comparing states once more at the end",
 }
 
+_IN_SHORT = {"load": "loading the weights"}
+"""The same where the line would be too long for it."""
+
+_COUNTED = ("capture", "command")
+"""Stages that are nothing but what the row of the progress counts."""
+
 _LAST = ("drain", "canary-end")
 """The phases of the driver after which, one by one, nothing is left but to end."""
 
@@ -61,10 +68,19 @@ def stage_lines(shot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     ]
 
 
+def told_by_progress(view: RunView) -> bool:
+    """Whether the row of the progress says all that `work_line` would: how far the stage at work is, how long yet.
+
+    It does not of a load, of a pause or of an end, whatever was counted before.
+    """
+    stage = at_work(view)
+    return stage is not None and stage.name in _COUNTED and not is_paused(view) and not view.cut_off
+
+
 def work_line(shot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
     """Return a line on the innermost stage at work: what it does, how far, and how long it usually takes.
 
-    On a narrow terminal the first gives way: the stage's name stands above.
+    On a narrow terminal the first is shortened, and gives way at last: the stage's name stands above.
     """
     stage = at_work(shot.view)
     if stage is None or shot.view.end is not None:
@@ -74,6 +90,9 @@ def work_line(shot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
         text = f"waiting for room on the disk{glyphs.separator}for {duration_text(waited, running=True)}"
         return [Text.assemble((f" {glyphs.warn} now".ljust(LABEL) + text, "yellow"))]
     head = f" {spinner(shot.now, glyphs)} now".ljust(LABEL)
+    if shot.view.cut_off:
+        told = [notice.text for notice in shot.view.notices if notice.code == STOPPING]
+        return [Text.assemble((head, "cyan"), clean(told[-1]) if told else "ending the processes of the run")]
     if stage.fraction is not None:
         return [_bar(head, stage, shot, width, glyphs)]
     parts = [_DOES.get(stage.name, clean(stage.name))]
@@ -82,8 +101,12 @@ def work_line(shot: Snapshot, width: int, glyphs: Glyphs) -> list[Text]:
         parts = ["shutting down the engine"]  # of which the driver tells no phase
     if stage.name == "load" and shot.shards is not None:
         parts.append(f"{shot.shards[0]} of {shot.shards[1]} shards")
-    if (usual := shot.usual.get(stage.name)) is not None:
+    # Earlier runs took their time for all samples, of which a resumed one captures what is left.
+    unlike = stage.name in CAPTURING and shot.view.kept > 0
+    if (usual := shot.usual.get(stage.name)) is not None and not unlike:
         parts.append(f"usually {duration_text(usual)}")
+    if LABEL + len(glyphs.separator.join(parts)) > width:
+        parts[0] = _IN_SHORT.get(stage.name, parts[0])
     if len(parts) > 1 and LABEL + len(glyphs.separator.join(parts)) > width:
         del parts[0]
     return [Text.assemble((head, "cyan"), glyphs.separator.join(parts))]
@@ -131,6 +154,8 @@ def _stage(stage: StageView, now: float | None, spin: str, glyphs: Glyphs) -> Te
     seconds = stage.seconds
     running = stage.status is Status.STARTED
     style = _GLYPH_STYLES[stage.status]
+    if (stage.name, stage.status) == ("confirm", Status.FAILED):
+        glyph, style = glyphs.warn, "bold yellow"  # somebody said no, and nothing went wrong
     if running and now is None:
         # The run has ended: nothing turns any more, and a stop has come to what it was for.
         over = Status.DONE if stage.name == "stop" else Status.SKIPPED

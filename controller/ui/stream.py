@@ -138,7 +138,7 @@ class SilentView:
 
     def update(self, view: RunView) -> None: ...
 
-    def log(self, lines: Sequence[LogLine]) -> None: ...
+    def log(self, lines: Sequence[LogLine], t: float | None = None) -> None: ...
 
     def heard(self) -> None: ...
 
@@ -266,9 +266,10 @@ class PlainView(SilentView):
             self._print(changes(before, view, refused=not self._error_follows), self._at)
             self._print_tenth(view)
 
-    def log(self, lines: Sequence[LogLine]) -> None:
+    def log(self, lines: Sequence[LogLine], t: float | None = None) -> None:
         with self._lock:
-            self._print([f"| {clean(line.raw)}" for line in lines if not line.partial])
+            at = None if t is None else min(self._clock(), t + self._host_clock.behind_s)
+            self._print([f"| {clean(line.raw)}" for line in lines if not line.partial], at)
 
     def heard(self) -> None:
         self._last_output = self._clock()

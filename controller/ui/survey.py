@@ -34,7 +34,7 @@ def survey_rows(survey: Mapping[str, Any]) -> Iterable[tuple[str, Text]]:
         yield "damaged", Text(f"{clean(damaged.get('path'))}: {clean(damaged.get('why'))}", style="bold red")
     nan = survey.get("nan") or {}
     if nan.get("files"):
-        sample = f"in {count_text(nan['values'])} values of {nan['files']} of {nan['of_files']} files"
+        sample = f"in {count_text(nan['values'])} values of {nan['files']:,} of {nan['of_files']:,} files"
         bad = bool(nan.get("nan") or nan.get("inf"))
         words = f"{count_text(nan['nan'])} NaN, {count_text(nan['inf'])} Inf {sample}"
         yield "sampled", Text(words + (f", first in {clean(nan['first'])}" if bad and nan.get("first") else ""),
@@ -45,7 +45,7 @@ def print_groups(console: Console, survey: Mapping[str, Any]) -> None:
     """Print one block for each group of equal files: how many, and the tensors that each holds."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
     for name in ("FILES", "LIKE", "TENSOR", "DTYPE", "SHAPE", "TIMES"):
-        table.add_column(name, overflow="fold", justify="right" if name in ("FILES", "TIMES") else "left")
+        table.add_column(name, justify="right" if name in ("FILES", "TIMES") else "left", overflow="fold")
     for group in survey.get("groups") or ():
         rows = list(group.get("tensors") or ())
         for number, row in enumerate(rows[:TENSORS_SHOWN] or [{}]):

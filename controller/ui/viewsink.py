@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -22,7 +23,8 @@ class View(Protocol):
     def shows_log(self) -> bool:
         """Whether `log` is to be called: a log read as lines takes ten times as long as a log that is only copied."""
 
-    def log(self, lines: Sequence[LogLine]) -> None: ...
+    def log(self, lines: Sequence[LogLine], t: float | None = None) -> None:
+        """Show lines; `t` is when they were printed, in seconds since the epoch by the host's clock, where known."""
 
     def heard(self) -> None:
         """The job has printed something."""
@@ -44,6 +46,10 @@ class ViewSink:
         self._view.update(self._state)
 
     def log(self, data: bytes) -> None:
+        self.log_at(data, -math.inf)
+
+    def log_at(self, data: bytes, t: float) -> None:
+        """Take bytes of the log that were printed at `t`, -inf where that is not known."""
         self._view.heard()
         if not self._view.shows_log:
             return
@@ -51,7 +57,7 @@ class ViewSink:
         if (partial := self._folder.partial) is not None:
             lines.append(partial)  # a progress bar at work; a view replaces it when the line is complete
         if lines:
-            self._view.log(lines)
+            self._view.log(lines, t if math.isfinite(t) else None)
 
     def control(self, controls: Controls) -> None:
         """Nothing: there are no keys here."""

@@ -47,3 +47,52 @@ def _lines(line: str, room: int) -> str:
             longer = lead + piece
         current = longer
     return "\n".join([*lines, current])
+
+
+_GAP = re.compile(r"(?<=\S)\s{2,}(?=\S)")
+"""Between what a row of a page is about, and what it says of it."""
+
+BESIDE_LEAST = 24
+"""Cells; where less is left beside what a row is about, what it says of it stands below."""
+
+
+def wrapped_page(value: str, console: Console) -> str:
+    """Return a page of paragraphs and indented rows of two columns that a narrow terminal breaks between words.
+
+    Where every line fits, and in a file or a pipe, it stays as it is.
+    """
+    lines = value.split("\n")
+    if not console.is_terminal or max(map(cell_len, lines)) <= console.width:
+        return value
+    pieces: list[str] = []  # paragraphs and rows, each on one line
+    for before, line in zip(["", *lines], lines, strict=False):
+        lead = _lead(line)
+        gap = _GAP.search(pieces[-1]) if pieces else None
+        goes_on = bool(line and before) and (lead == 0 == _lead(before) or (gap is not None and lead == gap.end()))
+        if goes_on:
+            pieces[-1] += " " + line.strip()
+        else:
+            pieces.append(line)
+    return "\n".join(each for piece in pieces for each in _row(piece, console.width))
+
+
+def _lead(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _row(piece: str, width: int) -> list[str]:
+    if cell_len(piece) <= width:
+        return [piece]
+    gap, lead = _GAP.search(piece), _lead(piece)
+    if gap is None:
+        # A command is copied whole; the lines of a paragraph begin where its first does.
+        return [piece] if piece.lstrip().startswith("ctl ") else _hung(piece.strip(), " " * lead, width)
+    head, said = piece[: gap.start()], piece[gap.end() :]
+    if width - gap.end() < BESIDE_LEAST:
+        return [head, *_hung(said, " " * (lead + 4), width)]
+    first, *rest = _hung(said, " " * gap.end(), width)
+    return [piece[: gap.end()] + first.lstrip(), *rest]
+
+
+def _hung(value: str, indent: str, width: int) -> list[str]:
+    return [indent + line for line in _lines(value, max(1, width - len(indent))).split("\n")]

@@ -127,7 +127,7 @@ class Collector:
         request = self._requests.pop(request_id, None)
         if request is not None and not request.complete:
             raise CaptureError(
-                f"sample {request.index} ended after {request.done} of its {len(request.token_ids)} tokens"
+                f"sample {request.index} ended after {request.done:,} of its {len(request.token_ids):,} tokens"
             )
 
 

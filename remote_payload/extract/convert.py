@@ -36,7 +36,7 @@ from remote_payload.extract.formats import (
 )
 from remote_payload.extract.records import require_pyarrow
 from remote_payload.extract.settings import CONFIG_EXIT, ConfigError
-from remote_payload.extract.summarize import DTYPE_NAMES, StateTotals, state_figures
+from remote_payload.extract.summarize import DTYPE_NAMES, StateTotals, counts_text, state_figures
 from remote_payload.host.files import read_json, read_lines, write_json
 from remote_payload.host.journal import EventWriter, Journal
 from remote_payload.host.layers import layer_ids
@@ -217,7 +217,7 @@ def verify(source: Source, to: Format, output: str, paths: RunPaths) -> dict[str
         {"code": "bad-files", "what": f"sample {index}: {why}", "fix": "convert again"} for index, why in bad.items()
     ][:10]
     if missing:
-        what = f"{len(missing)} samples were not converted, the first is {missing[0]}"
+        what = f"{len(missing):,} samples were not converted, the first is {missing[0]}"
         problems.append({"code": "missing-samples", "what": what, "fix": "convert again"})
     if len(shapes) > 1:
         what = f"the files are of {len(shapes)} shapes or dtypes: {sorted(shapes)}"
@@ -264,7 +264,7 @@ def main() -> int:
         if asked.verify:
             document = verify(source, to, asked.output, paths)
             write_json(paths.verify, document)
-            print(f"ctl: verified {json.dumps(document['samples'])}")
+            print(f"ctl: verified: {counts_text(document['samples'])}")
             return 1 if document["problems"] else 0
         run(source, to, asked.output, paths, events)
     except ConfigError as error:

@@ -249,16 +249,16 @@ class _Reader:
                 self._refuse(named, reason)
                 continue
             if len(pieces) > 1:
-                self._note(named, "split", f"the template alters earlier turns: {len(pieces)} samples")
+                self._note(named, "split", f"the template alters earlier turns: {len(pieces):,} samples")
             for piece in pieces:
                 if self._full():
                     break
                 self._take(named, piece)
         if not len(self._samples):
-            raise ConfigError(f"{path} gives not one sample: {self._index} records read, all were skipped")
+            raise ConfigError(f"{path} gives not one sample: {self._index:,} records read, all were skipped")
         if not self._counted and not self._unmasked:
             raise ConfigError(
-                f"no token of {path} counts: the loss mask of all {len(self._samples)} samples is zero throughout"
+                f"no token of {path} counts: the loss mask of all {len(self._samples):,} samples is zero throughout"
             )
         return DataSet(
             samples=self._samples, container=source.container,
@@ -293,12 +293,12 @@ class _Reader:
         try:
             _check_ids(ids, mask, self._vocabulary)
             if len(ids) > self._length and not self._cut:
-                raise Malformed("over-long", f"{len(ids)} tokens are more than {self._length}")
+                raise Malformed("over-long", f"{len(ids):,} tokens are more than {self._length:,}")
         except Malformed as reason:
             self._refuse(named, reason)
             return
         if len(ids) > self._length:
-            self._note(named, "truncated", f"{len(ids)} tokens cut to {self._length}")
+            self._note(named, "truncated", f"{len(ids):,} tokens cut to {self._length:,}")
             ids, mask = ids[: self._length], mask[: self._length] if mask is not None else None
         if mask is None:
             self._unmasked += 1
@@ -352,4 +352,4 @@ def _check_ids(ids: list[int], mask: bytes | None, vocabulary: int | None) -> No
     if min(ids) < 0 or max(ids) >= (vocabulary or 1 << 31):
         raise Malformed("malformed", f"token id {min(ids) if min(ids) < 0 else max(ids)} is outside 0..{vocabulary}")
     if mask is not None and len(mask) != len(ids):
-        raise Malformed("template", f"the template's mask has {len(mask)} entries for {len(ids)} tokens")
+        raise Malformed("template", f"the template's mask has {len(mask):,} entries for {len(ids):,} tokens")

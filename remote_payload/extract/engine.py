@@ -88,7 +88,7 @@ class Extraction:
             data = self._read(facts)
             samples = data.samples.share(self._shard)
             if not len(samples):
-                raise ConfigError(f"shard {spec['shard']} is empty: the data set gives {len(data.samples)} samples")
+                raise ConfigError(f"shard {spec['shard']} is empty: the data set gives {len(data.samples):,} samples")
         pending, kept = self._take_over(samples, output.identity(spec, settings, facts))
         progress = Progress(
             self._events, total=len(samples), skipped=self._refused.skipped, records=data.indexes, kept=kept
@@ -136,7 +136,7 @@ class Extraction:
                     with self._phase("canary-end"):
                         self._guard.check("end")
         if progress.done != total:
-            raise CaptureError(f"{progress.done} of {total} samples are on disk after the last writer ended")
+            raise CaptureError(f"{progress.done:,} of {total:,} samples are on disk after the last writer ended")
 
     def _tell(self, ranks: Sequence[Mapping[str, Any]]) -> None:
         peak = max(rank["buffer_peak"] for rank in ranks)
@@ -311,8 +311,8 @@ class Extraction:
 
 def describe(data: DataSet) -> str:
     """Return in words what the data set was taken for."""
-    kinds = " and ".join(f"{count} {kind} records" for kind, count in data.kinds.items())
-    methods = ", ".join(f"{count} by {METHODS[method]}" for method, count in data.methods.items())
+    kinds = " and ".join(f"{count:,} {kind} records" for kind, count in data.kinds.items())
+    methods = ", ".join(f"{count:,} by {METHODS[method]}" for method, count in data.methods.items())
     return f"{data.container}: {kinds}" + (f"; loss mask of {methods}" if methods else "")
 
 

@@ -318,7 +318,7 @@ def main() -> int:
         fetch = Fetch(listing, asked.folder, run_id)
         fetch.prepare(adopt=asked.adopt)
         total = sum(file.size for file in listing.files)
-        print(f"ctl: {asked.repo}@{listing.commit}: {len(listing.files)} files, {total:,} bytes", flush=True)
+        print(f"ctl: {asked.repo}@{listing.commit}: {len(listing.files):,} files, {total:,} bytes", flush=True)
         with Meter(PatientEvents(events), fetch, total):
             fetch.run()
     except (HubError, FetchError) as error:

@@ -120,7 +120,7 @@ def list_model(repo: str, revision: str, include: Sequence[str] = (), exclude: S
     wanted = {file.name for file in files if _is_wanted(file.name, [each.name for each in files], include, exclude)}
     if not wanted:
         raise HubError(
-            "hub-empty", f"no file of {repo} is wanted", f"{len(files)} files", "correct --include, --exclude"
+            "hub-empty", f"no file of {repo} is wanted", f"{len(files):,} files", "correct --include, --exclude"
         )
     return Listing(
         repo=repo,

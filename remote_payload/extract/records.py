@@ -15,7 +15,7 @@ from typing import Any
 
 from remote_payload.extract.settings import ConfigError
 from remote_payload.host.broken import Faults
-from remote_payload.host.protocol import BLANK
+from remote_payload.host.codes import BLANK
 from remote_payload.host.textdata import LINE_LIMIT, Fault, lists_of_records, parse_record, text_container
 
 PARQUET_MAGIC = b"PAR1"

@@ -55,14 +55,14 @@ class Resumed:
 
     def text(self) -> str:
         """Return all that in a sentence or two."""
-        parts = [f"{self.kept} samples are proved and kept, {len(self.missing)} are to be captured"]
+        parts = [f"{self.kept:,} samples are proved and kept, {len(self.missing):,} are to be captured"]
         if self.bad:
-            reasons = ", ".join(f"{count} {code}" for code, count in sorted(self.bad.items()))
-            parts.append(f"{self.bad.total()} bad files ({reasons}) were moved to {self.quarantine}")
+            reasons = ", ".join(f"{count:,} {code}" for code, count in sorted(self.bad.items()))
+            parts.append(f"{self.bad.total():,} bad files ({reasons}) were moved to {self.quarantine}")
         if self.swept:
-            parts.append(f"{self.swept} half-written files were deleted")
+            parts.append(f"{self.swept:,} half-written files were deleted")
         if self.others:
-            parts.append(f"{self.others} files of other samples were left")
+            parts.append(f"{self.others:,} files of other samples were left")
         return "; ".join(parts)
 
 
@@ -171,7 +171,7 @@ def verdict(
         return "checksum", f"its sha256 is {found.sha256}, the ledger says {record['sha256']}"
     digest = token_digest(array("q", sample.token_ids).tobytes())
     if facts.token_sha256 != digest or facts.shape[0] != len(sample.token_ids):
-        return "tokens", f"it holds {facts.shape[0]} tokens that are not those of the data set's record"
+        return "tokens", f"it holds {facts.shape[0]:,} tokens that are not those of the data set's record"
     kind = (expected.states, expected.hidden, expected.dtype or facts.dtype)
     if (*facts.shape[1:], facts.dtype) != kind:
         return "shape", f"it holds states, hidden, dtype {(*facts.shape[1:], facts.dtype)}, not {kind}"

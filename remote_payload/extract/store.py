@@ -93,7 +93,9 @@ class SampleStore:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.row_bytes = len(self._boundaries) * hidden * dtype.itemsize
         if buffer_bytes < PIECES * self.row_bytes:
-            raise ValueError(f"buffer_bytes {buffer_bytes} is less than {PIECES} tokens of {self.row_bytes} bytes")
+            raise ValueError(
+                f"buffer_bytes {buffer_bytes} is less than {PIECES:,} tokens of {self.row_bytes:,} bytes"
+            )
         self.pool = BufferPool(buffer_bytes)
         # Whole and at once: too little memory shows at load, and no step waits for pages to be pinned.
         self._memory = torch.empty(buffer_bytes, dtype=torch.uint8, pin_memory=self._stream is not None)

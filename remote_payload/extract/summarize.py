@@ -6,7 +6,6 @@ tensors themselves are not read again. Standard library only, so that it starts 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -169,11 +168,11 @@ def _problems(findings: _Findings, missing: list[int]) -> list[dict[str, str]]:
     problems = []
     absent = [index for index in missing if index not in findings.failed]
     if absent:
-        what = f"{len(absent)} samples were not written, the first is {absent[0]}"
+        what = f"{len(absent):,} samples were not written, the first is {absent[0]}"
         problems.append(_problem("missing-samples", what, 'run again with stale = "resume"'))
     if findings.failed:
         index, why = min(findings.failed.items())
-        what = f"{len(findings.failed)} sample files are not what was written; sample {index}: {why}"
+        what = f"{len(findings.failed):,} sample files are not what was written; sample {index}: {why}"
         problems.append(_problem("bad-files", what, 'run again with stale = "resume": such files are written anew'))
     for boundary, totals in sorted(findings.states.items()):
         if totals.nan or totals.inf:
@@ -239,6 +238,12 @@ def _rate(amount: int, seconds: float) -> float | None:
     return round(amount / seconds, 1) if seconds > 0 else None
 
 
+def counts_text(samples: Mapping[str, int]) -> str:
+    """Return the counts of a summary in words; what there is none of is not told."""
+    others = [f"{samples[name]:,} {name}" for name in ("skipped", "failed", "missing") if samples[name]]
+    return ", ".join([f"{samples['written']:,} of {samples['expected']:,} samples written", *others])
+
+
 def main() -> int:
     """Write verify.json of the run named by CTL_RUN_DIR; return 0 if nothing is wrong, else 1."""
     paths = RunPaths(os.environ["CTL_RUN_DIR"])
@@ -246,7 +251,7 @@ def main() -> int:
     write_json(paths.verify, document)
     for problem in document["problems"]:
         print(f"ctl: {problem['code']}: {problem['what']}", file=sys.stderr)
-    print(f"ctl: verified {json.dumps(document['samples'])}")
+    print(f"ctl: verified: {counts_text(document['samples'])}")
     return 1 if document["problems"] else 0
 
 

@@ -288,7 +288,7 @@ class CaptureWorker(Base):
         ordered = [states[b] for b in self._settings.boundaries]
         short = [b for b, state in zip(self._settings.boundaries, ordered, strict=True) if state.shape[0] < rows]
         if short:
-            raise CaptureError(f"the states at boundaries {short} have fewer rows than the step's {rows} tokens")
+            raise CaptureError(f"the states at boundaries {short} have fewer rows than the step's {rows:,} tokens")
         return ordered
 
     def _probe_states(self, recorded: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:

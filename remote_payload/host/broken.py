@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, Optional
 
-from remote_payload.host.protocol import BLANK
+from remote_payload.host.codes import BLANK
 from remote_payload.host.textdata import LINE_LIMIT, Fault, parse_record, record_fault
 
 SCAN_S = 4.0

@@ -84,7 +84,7 @@ def clear(output: OwnedOutput, run_id: str, workdir: Optional[str] = None) -> Di
         if stale is Stale.FAIL and not spent:
             raise ClearFailed(
                 "output-stale",
-                "%s holds %d entries of an earlier run" % (path, listing["entries"]),
+                "%s holds %s entries of an earlier run" % (path, format(listing["entries"], ",")),
                 "the plan says stale = fail",
                 "choose `--stale clear`, `--stale quarantine` or `--stale resume`",
             )
@@ -162,8 +162,8 @@ def _require_as_shown(output: OwnedOutput, listing: Listing) -> None:
     if listing["digest"] != output["digest"]:
         raise ClearChanged(
             "clear-changed",
-            "%s is not what was shown: then %d entries of %d bytes, now %d of %d"
-            % (path, output["entries"], output["bytes"], listing["entries"], listing["bytes"]),
+            "%s is not what was shown: then %s entries of %s bytes, now %s of %s"
+            % (path, *(format(each[key], ",") for each in (output, listing) for key in ("entries", "bytes"))),
             "something wrote there since preflight; nothing was deleted",
             "find out what writes there, then run again to see the new listing",
         )
@@ -241,14 +241,16 @@ def _require_complete(path: str, done: Deletion) -> None:
     if done.newcomers:
         raise ClearChanged(
             "clear-changed",
-            "%d entries of %s appeared or changed during the deletion and were left" % (len(done.newcomers), path),
+            "%s entries of %s appeared or changed during the deletion and were left"
+            % (format(len(done.newcomers), ","), path),
             ", ".join(repr(name) for name in done.newcomers[:MAX_NAMED]),
             "find out what writes there, then run again to see the new listing",
         )
     if done.failures:
         raise ClearFailed(
             "output-not-deleted",
-            "%d entries of %s could not be deleted, %d were" % (len(done.failures), path, done.entries),
+            "%s entries of %s could not be deleted, %s were"
+            % (format(len(done.failures), ","), path, format(done.entries, ",")),
             "; ".join(done.failures[:MAX_NAMED]),
             "look at owner and permissions: `ls -la %s`" % shlex.quote(path),
         )
@@ -267,7 +269,7 @@ def _require_empty(output: OwnedOutput) -> int:
         raise ClearChanged(
             "clear-changed",
             "%s is not empty after it was cleared" % output["path"],
-            "%d entries, among them %r" % (listing["entries"], listing["examples"][0]["path"]),
+            "%s entries, among them %r" % (format(listing["entries"], ","), listing["examples"][0]["path"]),
             "find out what writes there, then run again to see the new listing",
         )
     return listing["entries"]

@@ -53,7 +53,7 @@ def receive(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
     size = sum(entry["size"] for entry in files)
     free = shutil.disk_usage(store).free
     if free < size + SPARE_BYTES:
-        why = "%d bytes are free in %s, %d are needed" % (free, store, size + SPARE_BYTES)
+        why = "%s bytes are free in %s, %s are needed" % (format(free, ","), store, format(size + SPARE_BYTES, ","))
         raise HostError(
             "data-no-room", "there is no room for the data set", why, "free some, or use data on the host"
         )
@@ -103,7 +103,7 @@ def full_disk_told(what: str, folder: str, size: int) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        why = "%s while %d bytes were received into %s" % (os.strerror(error.errno), size, folder)
+        why = "%s while %s bytes were received into %s" % (os.strerror(error.errno), format(size, ","), folder)
         fix = "free some (a quota may be the limit), then run the command again, or use data on the host"
         raise HostError("%s-disk-full" % what, "the disk that holds the work folder became full", why, fix) from error
 

@@ -34,9 +34,6 @@ RESERVE_BYTES = 1 << 20
 
 BASELINE = "baseline.json"
 
-STOPPING = "stopping"
-"""Code of the notices that say how far the end of a run's processes is."""
-
 
 class Ending(NamedTuple):
     """How a run ends, as far as its steps decide it."""

@@ -230,8 +230,8 @@ def _why_work(layout: Layout, paths: RunPaths, plan: Mapping[str, Any], contents
     digest = str((plan.get("job") or {}).get("upload"))
     tree = read_json(os.path.join(layout.files, "trees", "%s.json" % digest)) if HASH.fullmatch(digest) else None
     if tree is None:
-        words = "its work folder holds %d files, among them %r, and what was uploaded for it is not known (any more)"
-        return words % (len(files), files[0])
+        words = "its work folder holds %s files, among them %r, and what was uploaded for it is not known (any more)"
+        return words % (format(len(files), ","), files[0])
     placed = {WORK + entry["path"]: entry for entry in tree["files"]}
     for path in files:
         if not _is_placed(paths, path, contents.entries[path], placed):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, Iterable, Optional
 
+from remote_payload.host.codes import PAUSES
 from remote_payload.host.files import parse_line, tail_bytes
-from remote_payload.host.protocol import PAUSES
 
 FREED = "disk-freed"
 

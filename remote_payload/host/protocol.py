@@ -1,7 +1,7 @@
 """The wire: every word and record that the workstation and the host share.
 
-Both sides import this module, `framing.py` (how records and bytes travel), `layout.py` (where files lie) and
-`layers.py`, so a change there changes both at once. They need Python 3.9 and nothing but the standard library,
+Both sides import this module, `codes.py`, `framing.py` (how records and bytes travel), `layout.py` (where files lie)
+and `layers.py`, so a change there changes both at once. They need Python 3.9 and nothing but the standard library,
 because the host runs them under whatever `bootstrap_python` it has.
 
 Compatibility: `WIRE` is written into every record. A controller reads its own wire and the one before, ignores
@@ -320,13 +320,6 @@ class Confirmation(TypedDict):
     run: Optional[RunRecord]
     result: Optional[Result]
     detail: Optional[Dict[str, Any]]
-
-
-PAUSES = ("disk-low", "disk-full")
-"""Codes of the driver's notices that begin a pause, in which no sample is admitted; `disk-freed` ends it."""
-
-BLANK = "blank"
-"""Code of a data set's line that the job passes over, and that is no record: a sample's number does not count it."""
 
 
 # ---------------------------------------------------------------------------------------- validators

@@ -226,7 +226,7 @@ def _delete(layout: Layout, name: str, confirmed: Contents) -> None:
         done = delete(place, confirmed.entries, spared=())
         left = [*done.failures, *("%r appeared or changed meanwhile" % name for name in done.newcomers)]
         if left:
-            raise HostError("prune-incomplete", "%d entries stay" % len(left), "; ".join(left[:5]))
+            raise HostError("prune-incomplete", "%s entries stay" % format(len(left), ","), "; ".join(left[:5]))
         os.rmdir(place.name, dir_fd=place.parent)
         os.fsync(place.parent)
 

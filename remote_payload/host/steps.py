@@ -142,7 +142,7 @@ def _place(step: Dict[str, Any], run: Run) -> None:
         count = place(run.plan["host"]["workdir"], run.plan["job"]["upload"], run.paths.work)
     except HostError as error:
         raise StepEnded(Ending(EndReason.JOB_FAILED, str(error), step["name"])) from error
-    run.emit("notice", level="info", code="placed", text="%d files are in %s" % (count, run.paths.work))
+    run.emit("notice", level="info", code="placed", text="%s files are in %s" % (format(count, ","), run.paths.work))
 
 
 def _clear(step: Dict[str, Any], run: Run) -> None:

@@ -12,11 +12,13 @@ from typing import Any, BinaryIO, Callable, Dict, Iterator, List, NamedTuple, Op
 from remote_payload.host import container
 from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.children import reap_adopted
+from remote_payload.host.codes import STOPPING
 from remote_payload.host.errors import HostError
 from remote_payload.host.files import read_json, write_json
-from remote_payload.host.finish import STOPPING, Cleanup, Ending, clean_up, prove_end, read_baseline, write_result
+from remote_payload.host.finish import Cleanup, Ending, clean_up, prove_end, read_baseline, write_result
 from remote_payload.host.follow import collect_faults
 from remote_payload.host.journal import EventWriter
+from remote_payload.host.lastcount import tell_last_count
 from remote_payload.host.layout import Layout, RunPaths, check_run_id
 from remote_payload.host.lease import clear_record
 from remote_payload.host.leftovers import SHM, Baseline, delete_shm
@@ -203,6 +205,7 @@ def _stop_in_its_place(
     events = EventWriter(paths.events, "stop", plan["run_id"], plan["host"]["name"])
     events.emit("state", state=RunState.STOPPING.value, text="stopped without its supervisor, which is dead")
     cleared = _clear_up(workdir, paths, plan, run, grace_s, tell)
+    tell_last_count(paths, plan, events.emit)
     done = cleared.done
     message = "stopped; its supervisor had died before (%s)" % done.evidence
     ending = Ending(EndReason.STOPPED, message, run.get("step"))

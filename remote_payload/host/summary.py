@@ -30,7 +30,8 @@ STEP_TIMINGS = {
 FIXES = {
     EndReason.JOB_FAILED: "read the end of its log with `ctl logs {run_id} --tail 50`",
     EndReason.JOB_SIGNALED: "look for an out-of-memory kill in the host's kernel log",
-    EndReason.VERIFY_FAILED: "compare what is missing with the log; --stale resume keeps the files that are there",
+    EndReason.VERIFY_FAILED: "compare what is missing with the log, `ctl logs {run_id}`; --stale resume keeps the "
+    "files that are there",
     EndReason.LIMIT_EXCEEDED: "raise the limit in the playbook if the job was still working",
     EndReason.LEASE_BUSY: "wait for that run, or stop it",
     EndReason.LEASE_DIRTY: "have the run's owner stop it with ctl stop, then launch again",
@@ -40,6 +41,10 @@ FIXES = {
     EndReason.REHEARSAL_FAILED: 'mend what the rehearsal found; rehearse = "never" goes on without it',
     EndReason.SUPERVISOR_FAILED: "read supervisor.log in the run folder",
 }
+
+
+PRINTED_NOTHING = "try the command by hand on the host: the job has printed nothing"
+"""Instead of a fix that leads to a log; a program that could not be started has none."""
 
 
 def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict[str, Any]:
@@ -61,6 +66,8 @@ def build_summary(paths: RunPaths, plan: Dict[str, Any], result: Result) -> Dict
             if extracting
             else "see what the verify step found, above; mend it and run again"
         )
+        if reason is EndReason.JOB_FAILED and not result["log_bytes"]:
+            fix = PRINTED_NOTHING
         problems.append({"code": reason.value, "what": result["message"], "why": "", "fix": fix})
     if result["gpus_clean"] is False:
         problems.append(

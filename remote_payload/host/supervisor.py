@@ -18,11 +18,11 @@ from typing import Any, BinaryIO, Dict, List, Optional
 from remote_payload.host.cgroup import Cgroup
 from remote_payload.host.cgroup import make as make_cgroup
 from remote_payload.host.children import CommandFailed, reap_adopted
+from remote_payload.host.codes import STOPPING
 from remote_payload.host.errors import HostError, described
 from remote_payload.host.files import read_json, write_all, write_json
 from remote_payload.host.finish import (
     DEFAULT_GRACE_S,
-    STOPPING,
     Cleanup,
     Ending,
     baseline_path,
@@ -34,6 +34,7 @@ from remote_payload.host.follow import FollowKeeper
 from remote_payload.host.gpus import Sampler, list_gpus, select_gpus
 from remote_payload.host.journal import EventWriter, complain
 from remote_payload.host.kernel_notes import kernel_notes
+from remote_payload.host.lastcount import tell_last_count
 from remote_payload.host.layout import Layout
 from remote_payload.host.lease import Claim, Lease, LeaseRefused, lease_folder, take
 from remote_payload.host.leftovers import Baseline, busy_gpus, measure
@@ -339,6 +340,7 @@ class Supervisor:
             done = Cleanup(stopped=StopReport([], []), clean="unknown", evidence=reason["reason"], leftovers=[reason])
         try:
             self._follower.finish()  # after the log is whole, before the summary is made
+            tell_last_count(self._paths, self._plan, self._emit)
         except Exception:  # noqa: BLE001 - told in supervisor.log; lease and result.json must not depend on it
             traceback.print_exc()
         sampler.stop()

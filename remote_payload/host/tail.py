@@ -34,7 +34,8 @@ def main(request: Dict[str, Any], body: bytes, out: BinaryIO) -> int:
 
     "times" asks for log/times.jsonl too: a reader that does not know it would take it for a part of the log.
 
-    Writes frames: `append`, `document`, `status`, and at last `end`: once the run is over and all is sent, or,
+    Writes frames: `append`, `document`, `status`, `look` (all that one look at the files has found is sent), and at
+    last `end`: once the run is over and all is sent, or,
     without `follow`, once all that is there is sent. BrokenPipeError ends it when the reader goes.
     """
     check_record(
@@ -76,6 +77,8 @@ class Tail:
                 self._keeper.ensure()
             sent = self._send_appended()
             self._send_documents()
+            if sent:
+                self._send({"type": "look"})
             if standing.is_over or not self._follow:
                 over_since = over_since if over_since is not None else time.monotonic()
                 waiting = self._keeper.is_running() and time.monotonic() - over_since < LAST_PUMP_S

@@ -66,7 +66,8 @@ def json_error(error: Exception, text: str) -> str:
     if not isinstance(error, json.JSONDecodeError):  # a number of thousands of digits
         return "%s, at some place" % str(error).partition(":")[0]
     ends = ", the end," if error.pos >= len(text) else ""
-    return "%s at column %d%s" % (error.msg, error.pos + 1, ends)
+    said = error.msg[:-3] if error.msg.endswith(" at") else error.msg  # "Unterminated string starting at"
+    return "%s at column %d%s" % (said, error.pos + 1, ends)
 
 
 def text_container(path: str) -> str:

@@ -119,7 +119,9 @@ def _require_room(layout: Layout, wanted: List[Dict[str, Any]]) -> None:
     size = 2 * sum(entry["size"] for entry in wanted)  # the store's copy and the run's
     free = shutil.disk_usage(layout.files).free
     if wanted and free < size + SPARE_BYTES:
-        why = "%d bytes are free in %s, %d are needed" % (free, layout.files, size + SPARE_BYTES)
+        why = "%s bytes are free in %s, %s are needed" % (
+            format(free, ","), layout.files, format(size + SPARE_BYTES, ","),
+        )  # fmt: skip
         raise HostError(
             "upload-no-room", "there is no room for the uploads", why, "free some, or ignore what is not needed"
         )

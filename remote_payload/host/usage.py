@@ -31,7 +31,7 @@ class OutputLimit:
         self._next = time.monotonic() + max(LOOK_S, SHARE * (time.monotonic() - now))
         if used <= self._limit:
             return None
-        return "output_bytes: the outputs hold %d bytes (limit %d)" % (used, self._limit)
+        return "output_bytes: the outputs hold %s bytes (limit %s)" % (format(used, ","), format(self._limit, ","))
 
 
 def size_of(folder: str) -> int:

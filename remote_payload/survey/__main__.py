@@ -30,8 +30,8 @@ LISTED = 20
 """Damaged files that are named."""
 
 
-def survey(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {"survey", "problems"} of the files that a plan's `survey` names."""
+def survey(request: Mapping[str, Any], run_id: str) -> dict[str, Any]:
+    """Return {"survey", "problems"} of the files that a plan's `survey` names; `run_id` is for what is to be done."""
     groups: dict[Key, Group] = {}
     damaged: list[dict[str, str]] = []
     unread = Unread()
@@ -68,7 +68,7 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
     nan["of_files"] += unread.files
     problems = [
         *_damaged(damaged),
-        *_missing(request["files"]),
+        *_missing(request["files"], run_id),
         *compare(request["expect"], order, totals, nan, unread=unread, unsearched=unsearched),
     ]
     document = {
@@ -128,16 +128,17 @@ def _nan(groups: Sequence[Group], sample_files: int, reader: Reader) -> tuple[di
 def _damaged(damaged: Sequence[Mapping[str, str]]) -> Iterator[dict[str, str]]:
     if damaged:
         first = damaged[0]
-        what = "%d files cannot be read, the first is %s" % (len(damaged), first["path"])
+        what = "%s files cannot be read, the first is %s" % (format(len(damaged), ","), first["path"])
         yield {"code": "damaged-files", "what": what, "why": first["why"], "fix": "have the job write them again"}
 
 
-def _missing(patterns: Sequence[str]) -> Iterator[dict[str, str]]:
+def _missing(patterns: Sequence[str], run_id: str) -> Iterator[dict[str, str]]:
     for pattern in patterns:
         if not glob.glob(pattern, recursive=True):
             what = "%s was not written" % pattern
             why = "[success] of the playbook says that it must exist"
-            yield {"code": "missing-file", "what": what, "why": why, "fix": "read the end of the log"}
+            fix = "read the end of its log with `ctl logs %s --tail 50`" % run_id
+            yield {"code": "missing-file", "what": what, "why": why, "fix": fix}
 
 
 def _told(paths: Sequence[str], what: str) -> Iterator[str]:
@@ -145,7 +146,7 @@ def _told(paths: Sequence[str], what: str) -> Iterator[str]:
     for number, path in enumerate(paths):
         if time.monotonic() - told >= TELL_S:
             told = time.monotonic()
-            print("ctl: %d of %d %s" % (number, len(paths), what), flush=True)
+            print("ctl: %s of %s %s" % (format(number, ","), format(len(paths), ","), what), flush=True)
         yield path
 
 
@@ -157,7 +158,7 @@ def main() -> int:
     """Write verify.json of the run; return 0 if nothing is wrong, else 1."""
     paths = RunPaths(os.environ["CTL_RUN_DIR"])
     plan = read_json(paths.plan) or {}
-    document = survey(plan["job"]["survey"])
+    document = survey(plan["job"]["survey"], plan["run_id"])
     write_json(paths.verify, {**document, "versions": {"python": platform.python_version()}})
     for problem in document["problems"]:
         print("ctl: %(code)s: %(what)s" % problem, file=sys.stderr)

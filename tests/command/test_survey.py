@@ -22,6 +22,8 @@ from support.commandhost import CommandHost
 from remote_payload.survey import __main__ as survey
 from remote_payload.survey import child
 
+RUN_ID = "20260102-030405-abcdef"
+
 
 @pytest.fixture(scope="module")
 def arrow() -> Iterator[None]:
@@ -36,7 +38,7 @@ def arrow() -> Iterator[None]:
 
 def look(*paths: Path, sample: int = 16, **expect: Any) -> dict[str, Any]:
     return survey.survey(
-        {"paths": [str(path) for path in paths], "files": [], "sample_files": sample, "expect": expect}
+        {"paths": [str(path) for path in paths], "files": [], "sample_files": sample, "expect": expect}, RUN_ID
     )
 
 
@@ -267,4 +269,5 @@ def test_the_verify_step_fails_a_run_that_lacks_what_it_promised(host: CommandHo
     problems = [problem["code"] for problem in ended["summary"]["problems"]]
     assert problems == ["missing-file", "expect-records", "verify-failed"]
     assert ended["summary"]["problems"][0]["what"] == f"{host.outputs}/o/b.jsonl was not written"
+    assert f"`ctl logs {ended['run_id']} --tail 50`" in ended["summary"]["problems"][0]["fix"]
     assert ended["summary"]["survey"]["groups"][0]["example"] == "a.jsonl"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import posixpath
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -200,6 +201,8 @@ def test_this_machine_from_probe_to_clear(tmp_path: Path) -> None:
     by_code = {finding.code: finding for finding in findings(report, plan, bytes_expected=10_000)}
     assert not [code for code in by_code if code.startswith("probe-")], "a section failed on this machine"
     assert by_code["model-missing"].level is Level.FAIL
+    beside = posixpath.dirname(spec["model"])
+    assert f"`ls {beside}` on the host" in by_code["model-missing"].fix, "not of what does not exist"
     assert by_code["data"].what.startswith("2 lines of tokens")
     assert (by_code["data-broken"].level, by_code["data-broken"].why) == (Level.WARN, "1 blank: line 2")
     assert by_code["output-clear"].what == f"1 entry (1000 B) in {root / 'out'} will be deleted"

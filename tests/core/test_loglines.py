@@ -25,6 +25,13 @@ def test_a_byte_came_when_the_last_note_before_it_says() -> None:
     assert index((T0, 1, 10)).at((1, 9)) is None
 
 
+def test_bytes_are_cut_where_a_time_was_noted() -> None:
+    times = index((T0, 1, 10), (T0 + 1, 1, 14), (T0 + 9, 2, 0))
+    assert list(times.parts((1, 8), b"abcdefgh")) == [(None, b"ab"), (T0, b"cdef"), (T0 + 1, b"gh")]
+    assert list(times.parts((1, 10), b"abcd")) == [(T0, b"abcd")]
+    assert list(times.parts((2, 3), b"x")) == [(T0 + 9, b"x")]
+
+
 def test_a_cut_note_and_one_out_of_order_are_passed_over() -> None:
     lines = [b'{"t": 5.0, "segment": 2, "offset": 0}', b'{"t": 1.0, "segment": 1, "offset": 0}', b'{"t": 6.0, "seg']
     times = TimeIndex(lines)

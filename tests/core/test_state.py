@@ -30,10 +30,10 @@ def test_a_healthy_run() -> None:
     assert view.phase.name == "capture"
     assert view.progress is not None
     assert view.progress.fraction == pytest.approx(0.412)
-    assert view.tokens_per_s == pytest.approx(412 * 730 / 56)
-    # Since capturing began, a moment before the first report; drain and the last canary are told apart at the end.
+    # Since capturing began: the report before the load is no part of it, nor are drain and the last canary.
+    assert view.tokens_per_s == pytest.approx(412 * 730 / 56.1)
     assert view.tokens_per_s_overall == pytest.approx(412 * 730 / 56.1)
-    assert view.eta_s == pytest.approx(588 / (412 / 56))
+    assert view.eta_s == pytest.approx(588 / (412 / 56.1))
     assert len(view.samples[-1].gpus) == 8
     assert view.elapsed_s(START + 700) == 700
     assert view.end is None

@@ -18,6 +18,7 @@ from remote_payload.host.broken import probe_broken
 from remote_payload.host.model_keys import compare_keys, empty_layers
 from remote_payload.host.probe_data import probe_data
 from remote_payload.host.probe_model import probe_model
+from remote_payload.host.textdata import json_error
 
 
 def safetensors(tensors: int = 2, size: int = 100, names: Sequence[str] = ()) -> bytes:
@@ -283,3 +284,18 @@ class TestData:
         found = probe_broken(str(path), "auto", None, seconds=5.5)
         assert (found["lines"], found["whole"], found["faults"][0]["code"]) == (2, False, "over-long")
         assert next(ticks) < 10
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": "b', "Unterminated string starting at column 7"),
+        ('{"a": "\n"}', "Invalid control character at column 8"),
+        ('{"a" 1}', "Expecting ':' delimiter at column 6"),
+        ("[1", "Expecting ',' delimiter at column 3, the end,"),
+    ],
+)
+def test_what_json_says_of_a_text_is_a_sentence(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match="line 1") as caught:
+        json.loads(text)
+    assert json_error(caught.value, text) == said

@@ -119,7 +119,7 @@ def test_a_mirror_that_came_late_says_what_is_missing_and_where(host: HostRun, t
     log = b"".join(block for part in mirror.log_parts() for block in read_part(part))
     assert log.startswith(first)
     assert log.count(b"[ctl: ") == len(read_gaps(LogFiles(paths)))
-    assert b"[ctl: %d bytes of the log are missing here" % (gap["bytes"] - 1234) in log
+    assert f"[ctl: {gap['bytes'] - 1234:,} bytes of the log are missing here".encode() in log
     held = sum(path.stat().st_size for path in (mirror.folder / "log").glob("*.log"))
     assert held + sum(mirror.missing(gap) for gap in mirror.gaps().values()) == 2_000_000
 

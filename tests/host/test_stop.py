@@ -15,7 +15,7 @@ from support import fuse
 from support.hostrun import HostRun, left_by_the_run, wait_until
 
 from remote_payload.host import stop as stop_module
-from remote_payload.host.finish import STOPPING
+from remote_payload.host.codes import STOPPING
 from remote_payload.host.framing import pack_frame
 from remote_payload.host.journal import EventWriter
 from remote_payload.host.layout import Layout
@@ -393,3 +393,37 @@ def test_a_run_that_waits_for_room_is_listed_as_paused(host: HostRun) -> None:
     driver.emit("progress", done=400, paused="disk-full")
     stop(host, plan, grace_s=0.3)
     assert host.state(plan)["paused"] is None, "it has ended"
+
+
+WRITES_ON = """
+import json, os, time
+
+def line(path, **record):
+    with open(os.path.join(os.environ["CTL_RUN_DIR"], path), "a") as file:
+        file.write(json.dumps(record) + "\\n")
+
+line("ledger/driver.jsonl", index=7, tokens=3, bytes=30, kept=True)
+line("ledger/driver.jsonl", index=8, skipped="malformed")
+line("events/driver.jsonl", type="progress", run="", host="", writer="driver", seq=0, t=1.0, done=2, total=9,
+     tokens=5, bytes=50, skipped=1, failed=0)
+for index in range(3):
+    line("ledger/rank-%d.jsonl" % (index % 2), index=index, tokens=2, bytes=20)
+open("written", "w").write("1")
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("by", ["supervisor", "stop"])
+def test_the_last_count_is_that_of_the_summary(host: HostRun, by: str) -> None:
+    """The ranks write on after the driver's last report; whoever watches sees what the summary counts."""
+    plan = host.plan(host.python(WRITES_ON), job={"kind": "extract"})
+    paths = host.launch(plan)
+    host.wait_file("written")
+    if by == "stop":
+        host.kill_supervisor(paths)
+    stop(host, plan, grace_s=0.2)
+    told = [event for event in host.events(paths, by) if event["type"] in ("progress", "end")]
+    assert [event["type"] for event in told] == ["progress", "end"]
+    counts = {key: told[0][key] for key in ("done", "total", "tokens", "bytes", "skipped", "failed")}
+    assert counts == {"done": 4, "total": 9, "tokens": 9, "bytes": 90, "skipped": 1, "failed": 0}
+    assert host.read(paths.summary)["samples"]["written"] == counts["done"]

@@ -14,6 +14,7 @@ from support.hostrun import HostRun, wait_until
 
 from remote_payload.host.layout import OWNER_MARKER, Layout
 from remote_payload.host.liveness import Liveness, identity, judge
+from remote_payload.host.summary import PRINTED_NOTHING
 
 SLEEP = "import time; time.sleep(120)"
 
@@ -127,9 +128,12 @@ def test_a_failing_step_ends_the_run(
 
 
 def test_a_program_that_does_not_exist_is_named(host: HostRun) -> None:
-    result = host.run(host.plan({"name": "job", "kind": "exec", "argv": ["/no/such/program"]}))
+    paths = host.launch(host.plan({"name": "job", "kind": "exec", "argv": ["/no/such/program"]}))
+    result = host.result(paths)
     assert result["end_reason"] == "job-failed"
     assert "/no/such/program could not be started" in result["message"]
+    (problem,) = host.read(paths.summary)["problems"]
+    assert problem["fix"] == PRINTED_NOTHING, "a hint does not lead to an empty log"
 
 
 def test_other_exit_codes_succeed_where_the_plan_says_so(host: HostRun) -> None:

@@ -36,16 +36,22 @@ class Collector:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.log = b""
+        self.told: list[tuple[float, str]] = []
 
-    def on_log(self, data: bytes) -> None:
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
+        self.told.append((event.t, event.type))
+
+    def on_log(self, data: bytes, t: float) -> None:
         self.log += data
+        self.told.append((t, data.decode()))
 
 
 def follow(
     host: StubHost, mirror: Mirror, into: Collector, *, run: str = RUN, **options: float
 ) -> watch.WatchOutcome:
     return watch.run(
-        host.context(), run, mirror, on_event=into.events.append, on_log=into.on_log, patience_s=30, **options  # type: ignore[arg-type]
+        host.context(), run, mirror, on_event=into.on_event, on_log=into.on_log, patience_s=30, **options  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -76,6 +82,26 @@ def test_what_was_missed_is_told_in_the_order_in_which_it_happened(host: StubHos
         ("driver", "phase"), ("supervisor", "end"),
     ]  # fmt: skip
     assert [event.t for event in seen.events] == sorted(event.t for event in seen.events)
+
+
+@pytest.mark.parametrize("look", ["first", "under way", "again"])
+def test_the_log_and_the_events_are_told_as_they_happened(host: StubHost, mirror: Mirror, look: str) -> None:
+    """Though the host sends all that it has of the log first."""
+    launch.run(host.context(), host.plan(RUN, "/bin/sh", "-c", "echo hi; sleep 1.1; echo ho; sleep 1.1; exit 3"), {})
+    if look != "under way":
+        wait_until(lambda: (host.workdir / "runs" / RUN / "result.json").exists(), "it has ended")
+    seen = Collector()
+    assert follow(host, mirror, seen).ended
+    if look == "again":
+        seen = Collector()
+        assert follow(host, mirror, seen).ended, "from what the first has copied"
+    times, names = [t for t, _ in seen.told], [name for _, name in seen.told]
+    assert seen.log == b"hi\nho\n"
+    begun = names.index("step")
+    ended = len(names) - 1 - names[::-1].index("step")
+    assert begun < names.index("hi\n") < names.index("ho\n") < ended
+    if look != "under way":  # where one look may find what was written while the one before it was at work
+        assert times == sorted(times)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -157,7 +183,7 @@ def test_detaching_ends_the_watch_and_not_the_run(host: StubHost, mirror: Mirror
     cancel = threading.Event()
     threading.Timer(0.5, cancel.set).start()
     outcome = watch.run(
-        host.context(cancel), RUN, mirror, on_event=lambda _: None, on_log=lambda _: None, patience_s=30
+        host.context(cancel), RUN, mirror, on_event=lambda _: None, on_log=lambda *_: None, patience_s=30
     )
     assert not outcome.ended
     seen = Collector()
@@ -168,7 +194,7 @@ def test_detaching_ends_the_watch_and_not_the_run(host: StubHost, mirror: Mirror
 def test_patience_ends_without_a_word_about_the_run(host: StubHost, mirror: Mirror) -> None:
     launch.run(host.context(), host.plan(RUN, "/bin/true"), {})
     host.transport.unreachable = 1000
-    outcome = watch.run(host.context(), RUN, mirror, on_event=lambda _: None, on_log=lambda _: None, patience_s=1)
+    outcome = watch.run(host.context(), RUN, mirror, on_event=lambda _: None, on_log=lambda *_: None, patience_s=1)
     assert (outcome.ended, outcome.state) == (False, "unknown")
     assert [fields["status"] for kind, fields in host.events if kind == "contact"][-1] == "lost"
 

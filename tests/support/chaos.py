@@ -143,7 +143,7 @@ class Run:
             self.plan["run_id"],
             self.mirror,
             on_event=self.events.append,
-            on_log=self.log.extend,
+            on_log=lambda data, _: self.log.extend(data),
             patience_s=120,
         )
         return self.outcome

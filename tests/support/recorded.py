@@ -73,6 +73,13 @@ def started() -> Script:
     return add
 
 
+def loading() -> Script:
+    """The same, and how many samples there are, which the driver tells before it loads."""
+    add = started()
+    add(73.2, "driver", "progress", done=0, total=1000, tokens=0, bytes=0, skipped=0, failed=0)
+    return add
+
+
 def sample(add: Script, t: float, busy: float, loaded: float = 1.0) -> None:
     """GPU i is a little slower than GPU i-1, so that rows differ; `loaded` is the share of the weights in memory."""
     gpus = [
@@ -94,7 +101,7 @@ def sample(add: Script, t: float, busy: float, loaded: float = 1.0) -> None:
 
 def healthy() -> Script:
     """Loaded after 9 minutes; 412 of 1,000 samples captured."""
-    add = started()
+    add = loading()
     for t in range(84, 560, 12):
         sample(add, t, 3.0, (t - 80) / 480)
     for index in range(40):
@@ -176,7 +183,7 @@ TypeError: DeepseekV2DecoderLayer.forward() missing 1 required positional argume
 
 def failing() -> Script:
     """Every rank fails in the load with one mistake; the driver only repeats it."""
-    add = started()
+    add = loading()
     sample(add, 80.0, 3.0)
     for rank in (3, 0, 1, 2, 4, 5, 6, 7):
         add(

@@ -66,7 +66,7 @@ def test_a_survey_is_a_table_of_groups() -> None:
     text = printed(print_summary, {"run_id": "r", "end_reason": "succeeded", "survey": survey})
     assert "7-512 x 4096" in text
     assert "1,000  data_0.pt" in text
-    assert "3 NaN, 0 Inf in 1,000,000 values of 16 of 1000 files, first in /o/data_9.pt" in " ".join(text.split())
+    assert "3 NaN, 0 Inf in 1,000,000 values of 16 of 1,000 files, first in /o/data_9.pt" in " ".join(text.split())
     assert "no pyarrow" in text
     assert "/o/data_1.pt: it is cut" in text
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
-from support.recorded import LOG, START, Script, failing, freed, healthy, paused, sample, started, view_of
+from support.recorded import LOG, START, Script, failing, freed, healthy, loading, paused, sample, started, view_of
 
 from controller.core.runview import RunView
 from controller.ui.board import Snapshot
@@ -124,6 +125,78 @@ def test_a_load_says_how_far_it_is_and_how_long_it_usually_takes() -> None:
     assert "now" not in "\n".join(screen(LOADED["failed"], b"", 100, 30, shards=(25, 62)))
 
 
+@pytest.mark.parametrize("size", [(60, 20), (80, 24)], ids=["60x20", "80x24"])
+@pytest.mark.parametrize(
+    ("phase", "says"), [("load", "25 of 62 shards · usually 8 min 32 s"), ("probe", "usually 3.0 s"), ("capture", "")]
+)
+def test_on_a_small_terminal_the_log_gives_way_to_what_is_done_now(
+    phase: str, says: str, size: tuple[int, int]
+) -> None:
+    """The samples' row is there before the load, and says nothing of it; of the capture it says all."""
+    add = loading()
+    if phase != "load":
+        add(585.0, "driver", "phase", name="load", status="done", seconds=511.8)
+        add(585.1, "driver", "phase", name=phase, status="started")
+    usual = {"load": 512.0, "probe": 3.0, "capture": 136.0}
+    lines = screen(view_of(add.events), LOG * 20, *size, shards=(25, 62), usual=usual)
+    assert any(line.startswith(" samples") and "0/1,000" in line for line in lines)
+    now = [line for line in lines if " now " in line]
+    assert [line.endswith(says) for line in now] == ([True] if says else [])
+    assert any("loading the weights · 25" in line for line in now) == (phase == "load" and size == (80, 24))
+    assert any("TP0" in line for line in lines), "the log keeps a place"
+
+
+def test_before_the_first_sample_no_row_says_that_it_came_to_nothing() -> None:
+    assert "0 tokens" not in "\n".join(screen(view_of(loading().events), b"", 100, 30))
+
+
+def test_a_resumed_capture_is_not_measured_by_those_of_all_samples() -> None:
+    """The time left beside it is that of the samples which are left."""
+
+    def now(kept: int) -> str:
+        add = Script()
+        add(0.0, "driver", "phase", name="capture", status="started")
+        for t, done in enumerate((kept, kept + 5, kept + 10)):
+            add(1.0 + t, "driver", "progress", done=done, total=100, tokens=done, bytes=done, skipped=0, failed=0)
+        lines = screen(view_of(add.events), b"", 100, 30, usual={"capture": 173.0})
+        (line,) = [line for line in lines if " now " in line]
+        return line
+
+    assert now(0).endswith("capturing hidden states · usually 2 min 53 s")
+    assert now(50).endswith("capturing hidden states")
+
+
+def test_a_run_that_is_being_stopped_promises_nothing_of_its_samples() -> None:
+    """What the last minute was like says nothing of what is to come: nothing is."""
+    add = healthy()
+    gpus = [{"index": 0, "util": 50.0}]
+    sizes = {"cpu_percent": 1.0, "memory_used": 1, "memory_total": 2, "disk_total": 1 << 40, "disk_free": 9 << 30}
+    add(644.0, "supervisor", "sample", gpus=gpus, **sizes)
+    before = "\n".join(screen(view_of(add.events), b"", 100, 30))
+    add(645.0, "supervisor", "step", name="extract", status="failed", text="stopped on request", seconds=577.8)
+    add(645.0, "supervisor", "state", state="stopping", text="stopped on request")
+    for promise in ("tokens/s ·", "MiB/s", "to last sample", "too little room", "full in"):
+        assert promise in before
+        assert promise not in "\n".join(screen(view_of(add.events), b"", 100, 30))
+    lines = screen(view_of(add.events), b"", 80, 24)
+    assert lines[0].startswith(" ● stopping")
+    assert any(line.endswith("now   ending the processes of the run") for line in lines)
+    assert any("412/1,000" in line for line in lines)
+    add(646.0, "supervisor", "notice", level="info", code="stopping", text="SIGTERM to 9 processes, 15 s to end")
+    (now,) = [line for line in screen(view_of(add.events), b"", 80, 24) if " now " in line]
+    assert now.endswith("SIGTERM to 9 processes, 15 s to end")
+
+
+def test_the_end_of_a_run_that_did_its_work_goes_on_to_say_how_long_it_takes() -> None:
+    add = healthy()
+    for name in ("capture", "drain"):
+        add(644.0, "driver", "phase", name=name, status="done", seconds=1.0)
+    add(645.0, "supervisor", "step", name="extract", status="done", seconds=600.0)
+    add(646.0, "supervisor", "state", state="stopping", text="all steps succeeded")
+    view = replace(view_of(add.events), ending_s=60.0)
+    assert " left" in next(line for line in screen(view, b"", 100, 30) if line.startswith(" samples"))
+
+
 @pytest.mark.parametrize(("glyphs", "drawn"), [(UNICODE, "━" * 20 + "─" * 60), (ASCII, "=" * 20 + "-" * 60)])
 def test_a_push_has_a_bar_and_the_time_that_is_left(glyphs: Glyphs, drawn: str) -> None:
     script = Script()
@@ -220,6 +293,33 @@ def test_a_refused_preflight_does_not_look_like_a_start() -> None:
     assert screen(view_of(add.events), b"", 100, 30)[0].startswith(" ✗ refused")
     add(2.0, "controller", "stage", name="connect", status="failed")
     assert screen(view_of(add.events), b"", 100, 30)[0].startswith(" ✗ not launched")
+
+
+def test_a_question_that_was_not_answered_with_yes_is_no_failure_and_goes_on_nowhere() -> None:
+    add = Script()
+    add(0.0, "controller", "stage", name="preflight", status="done", seconds=2.0)
+    add(2.0, "controller", "stage", name="confirm", status="started")
+
+    def last(view: RunView, *, last: bool) -> list[str]:
+        shot = Snapshot(view=view, now=START + 5.0, host_now=START + 5.0)
+        return [line.plain.rstrip() for line in render(shot, 80, 24, last=last)]
+
+    asked = view_of(add.events)
+    assert last(asked, last=False)[0].startswith(" ● preparing")
+    lines = last(asked, last=True)  # Ctrl-C at the question
+    assert lines[0].startswith(" ! not launched")
+    assert lines[2:] == [" ctl     ✓ preflight 2.0 s  ○ confirm"], "nothing turns, and nothing is waited for"
+    add(5.0, "controller", "stage", name="confirm", status="failed", text="declined")
+    lines = last(view_of(add.events), last=True)
+    assert lines[0].startswith(" ! declined")
+    assert lines[2:] == [" ctl     ✓ preflight 2.0 s  ! confirm 3.0 s  declined"]
+
+
+def test_of_a_launch_that_was_left_nobody_says_that_there_was_none() -> None:
+    add = Script()
+    add(0.0, "controller", "stage", name="launch", status="started")
+    shot = Snapshot(view=view_of(add.events), now=START + 5.0, host_now=START + 5.0)
+    assert "not launched" not in render(shot, 80, 24, last=True)[0].plain
 
 
 def test_a_stop_that_ended_the_run_is_done_on_its_last_frame() -> None:

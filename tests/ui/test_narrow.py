@@ -183,3 +183,16 @@ def test_a_row_of_a_chart_is_one_line(width: int) -> None:
     assert any("max_seq_len 2,048" in line for line in lines)
     known = "0.00123 to 0.00123" in " ".join(lines)
     assert known is (width > 40), "a narrow terminal has the map alone"
+
+
+def test_a_chart_of_lengths_has_no_row_for_what_no_sample_has() -> None:
+    def rows(width: int, *counts: int) -> list[str]:
+        figures = Lengths(width=width, counts=counts, limit=None, truncated=0)
+        lines = screen(80, lambda console: print_sample_charts(console, None, figures))
+        return [re.sub(r"[━─]+", "", line).strip() for line in lines if re.match(r" *[\d,]+", line)]
+
+    assert [row.split() for row in rows(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12)] == [["9", "12"]]
+    assert [row.split() for row in rows(1, 3, 0, 0, 5)] == [["0", "3"], ["1-2"], ["3", "5"]]
+    assert [row.split() for row in rows(10, 3, 0, 0, 5, 2)] == [
+        ["0-9", "3"], ["10-29"], ["30-39", "5"], ["40-49", "2"],
+    ]  # fmt: skip

@@ -31,7 +31,12 @@ from controller.ui.progresslines import progress_lines
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 GOLDEN = Path(__file__).parent / "golden"
-SIZES = [(60, 20), (100, 30), (200, 60)]
+SIZES = [(60, 20), (80, 24), (100, 30), (200, 60)]
+SCREENS = {
+    "running": ("running", "end"), "loading": ("running", "330"), "failed": ("failed", "end"),
+    "finished": ("finished", "end"),
+}  # fmt: skip
+"""Screen: recording, and the moment of it."""
 
 
 def folder(name: str) -> RunFolder:
@@ -43,7 +48,9 @@ def played(name: str, at: str = "end") -> tuple[LiveView, Player]:
     recording = load(folder(name))
     player = Player(recording, speed=0.0, at_s=0.0)
     view = LiveView(io.StringIO(), clock=player.now, replay=True)
-    sink = view.sink(run=recording.run, host=recording.host, known=known_of(folder(name), live=False))
+    # As where the same job has run once before.
+    known = replace(known_of(folder(name), live=False), usual=usual_seconds([RUNS / "finished"]))
+    sink = view.sink(run=recording.run, host=recording.host, known=known)
     player.play(sink, left=lambda: False, until=recording.begin + parse_at(at, recording.seconds))
     return view, player
 
@@ -53,9 +60,9 @@ def text(view: LiveView, width: int = 100, height: int = 30) -> str:
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("name", ["running", "failed", "finished"])
+@pytest.mark.parametrize("name", SCREENS)
 def test_recorded_screens(name: str, size: tuple[int, int]) -> None:
-    view, _ = played(name)
+    view, _ = played(*SCREENS[name])
     shown = text(view, *size)
     path = GOLDEN / f"{name}-{size[0]}x{size[1]}.txt"
     if os.environ.get("CTL_WRITE_GOLDEN"):

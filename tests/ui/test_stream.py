@@ -19,6 +19,7 @@ from controller.core.errors import UsageError
 from controller.core.events import Event
 from controller.core.runview import RunView
 from controller.core.state import in_order, reduce
+from controller.run import TimedSink
 from controller.ui.board import Known
 from controller.ui.formats import clock_text
 from controller.ui.live import LiveView
@@ -183,6 +184,21 @@ def test_the_heartbeat_speaks_only_after_silence() -> None:
     assert stream.getvalue().endswith(line + "\n")
 
 
+def test_a_line_of_the_log_has_the_time_at_which_it_was_printed() -> None:
+    stream, clock = io.StringIO(), Clock()
+    clock.now = START + 80
+    run = PlainView(stream, clock=clock, show_log=True).sink(run="r", host="h", known=Known())
+    assert isinstance(run, TimedSink)
+    run.log_at(b"hi\n", START + 75)
+    run.log_at(b"from the future\n", START + 99)
+    run.log(b"who knows when\n")
+    lines = stream.getvalue().splitlines()
+    assert lines == [
+        f"{clock_text(START + t)}  | {text}"
+        for t, text in ((75, "hi"), (80, "from the future"), (80, "who knows when"))
+    ]
+
+
 def test_the_heartbeat_beats_by_itself() -> None:
     spoke = threading.Event()
 
@@ -224,9 +240,9 @@ def test_runs_on_one_host_are_told_apart_by_the_ends_of_their_ids() -> None:
     [
         (started, "running, load for 0 s"),
         (paused, "paused: the disk is full, capture for 2 min 06 s: 412 of 1,000 samples (41 %), 0 tokens/s, "),
-        (healthy, "running, capture for 56 s: 412 of 1,000 samples (41 %), 5,371 tokens/s, "),
+        (healthy, "running, capture for 56 s: 412 of 1,000 samples (41 %), 5,361 tokens/s, "),
         (finished, "succeeded: 1,000 of 1,000 samples (100 %), "),
-        (failing, "failed while loading the model, after 18 s"),
+        (failing, "failed while loading the model, after 18 s: 0 of 1,000 samples (0 %)"),
     ],
 )
 def test_where_a_run_stands_is_a_line(script: Callable[[], Script], line: str) -> None:

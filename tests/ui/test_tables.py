@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
+
+from rich.console import Console
 from support.printed import SUMMARY, Paper
 from support.recorded import RUN
 
 from controller.commands import chosen_rows
 from controller.core.errors import HostKeyError, RefusedError
 from controller.core.runview import FindingView
+from controller.topics import TOPICS
+from controller.ui.comparison import TITLES, print_comparison
 from controller.ui.errors import print_error, print_problems
 from controller.ui.output import print_folder, print_swept
 from controller.ui.stopped import print_stop
+from controller.ui.survey import print_groups
 from controller.ui.tables import (
     print_clear_list,
     print_config,
@@ -20,6 +26,7 @@ from controller.ui.tables import (
     print_ps,
     print_summary,
 )
+from controller.ui.wrapping import wrapped_page
 
 EVIL = "\x1b[2J[red]x[/red]\x07"
 
@@ -231,6 +238,51 @@ def test_each_configured_value_is_shown_with_its_origin() -> None:
     assert paper.lines[0].split() == ["project", "/w/hosts.toml"]
     assert paper.lines[1].split() == ["user", "/h/hosts.toml", "(not", "there)"]
     assert paper.lines[2].split() == ["hosts.gpu-1.gpus", "8", "hosts.toml:4"]
+
+
+def test_of_a_configured_value_nothing_is_cut_however_narrow_the_terminal_is() -> None:
+    """The origin, its file and line, is what the verb is for."""
+    path = "/home/somebody/projects/extraction/configuration/hosts.toml"
+    values = {
+        "hosts.demo.env.VLLM_CACHE_ROOT": {"value": f"{path}/vllm-cache", "origin": f"{path}:12 (project)"},
+        "hosts.demo.gpus": {"value": 8, "origin": "built-in default"},
+    }
+    for width in (40, 80, 120):
+        raw = io.StringIO()
+        console = Console(file=raw, width=width, highlight=False, force_terminal=True, color_system=None)
+        print_config(console, {"files": [{"layer": "project", "path": path, "found": True}], "values": values})
+        lines = [line.rstrip() for line in raw.getvalue().splitlines()]
+        assert lines == [
+            f"project {path}", f"hosts.demo.env.VLLM_CACHE_ROOT  {path}/vllm-cache", f"    {path}:12 (project)",
+            "hosts.demo.gpus  8", "    built-in default",
+        ]  # fmt: skip
+
+
+def test_no_table_cuts_a_value() -> None:
+    long = "x" * 50 + "END"
+    survey = {"groups": [{"files": 2, "example": long, "tensors": [{"name": long, "count": 1, "dtype": "a"}]}]}
+    changes = [{"key": long, "before": long, "after": long}]
+    paper = Paper()
+    print_groups(paper.console, survey)
+    assert "".join(paper.text.split()).count("END") == 2
+    paper = Paper()
+    sections = {title: changes if title == "plan" else [] for title in TITLES}
+    print_comparison(paper.console, {"runs": [RUN, RUN], "ended": [True, True], "same": False, "changes": sections})
+    assert "…" not in paper.text
+
+
+def test_a_page_of_help_is_broken_between_words_on_any_terminal() -> None:
+    for topic, page in TOPICS.items():
+        for width in (50, 60, 80, 100, 130):
+            console = Console(file=io.StringIO(), width=width, force_terminal=True)
+            shown = wrapped_page(page, console)
+            assert shown.split() == page.split(), topic
+            if width >= 80:
+                assert max(map(len, shown.splitlines())) <= width, topic
+            for line in shown.splitlines():
+                left = line.strip()  # what is about to be copied, or cannot be broken
+                assert len(line) <= width or left.startswith("ctl ") or "  " not in left, (topic, line)
+        assert wrapped_page(page, Console(file=io.StringIO(), width=60)) == page, "a file is not wrapped"
 
 
 def test_hostile_text_is_harmless_in_every_answer() -> None:
