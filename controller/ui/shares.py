@@ -18,8 +18,8 @@ def print_merged(console: Console, merged: Mapping[str, Any]) -> None:
         text = f"  {clean(run['run_id'])}  {clean(run['host'])}  shard {number}/{count}  {run['written']:,} samples"
         console.print(Text(text))
     sign, style = ("complete", "green") if merged["complete"] else ("incomplete", "red")
-    whole = f"{merged['records']:,}" if merged["counted"] else f"at least {merged['records']:,}"
-    counts = f"{merged['written']:,} of {whole} records written, {merged['skipped']:,} skipped"
+    least = "" if merged["counted"] else "at least "
+    counts = f"{merged['written']:,} of {least}{merged['records']:,} records written, {merged['skipped']:,} skipped"
     console.print(Text.assemble((sign, style), f": {counts}, {merged['tokens']:,} tokens"))
     if merged["holes"]:
         ranges = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in merged["hole_ranges"])

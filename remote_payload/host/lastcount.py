@@ -23,14 +23,12 @@ def tell_last_count(paths: RunPaths, plan: Dict[str, Any], emit: Callable[..., N
     for path in glob.glob(os.path.join(glob.escape(paths.ledger), "*.jsonl")):
         by_rank = os.path.basename(path).startswith("rank-")
         for line in each_line(path):
-            if by_rank or line.get("kept"):
-                sizes[line["index"]] = (line["tokens"], line["bytes"])
-    if len(sizes) > told["done"]:
+            if "index" in line and (by_rank or line.get("kept")):
+                sizes[line["index"]] = (line.get("tokens", 0), line.get("bytes", 0))
+    if len(sizes) > told.get("done", 0):
         tokens, size = (sum(each[place] for each in sizes.values()) for place in (0, 1))
-        emit(
-            "progress", done=len(sizes), total=told["total"], tokens=tokens, bytes=size, skipped=told["skipped"],
-            failed=told["failed"],
-        )  # fmt: skip
+        same = {name: told[name] for name in ("total", "skipped", "failed", "records") if name in told}
+        emit("progress", done=len(sizes), tokens=tokens, bytes=size, **same)
 
 
 def _last_told(paths: RunPaths) -> Optional[Dict[str, Any]]:
