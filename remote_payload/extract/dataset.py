@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import weakref
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -103,6 +104,7 @@ class Samples:
 
     def __init__(self) -> None:
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this object
+        weakref.finalize(self, self._spool.close)
         self._indexes, self._lengths, self._masked = array("Q"), array("L"), array("b")
         self._named = array("H")  # bytes of each record's own name
         self._hashes = array("q")  # of the token ids, by this process's own hash

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import weakref
 from typing import Any, Dict, List, Optional
 
 from remote_payload.host.sections import Note
@@ -73,6 +74,7 @@ class _Rank:
         self.code: Optional[int] = None
         # A file, not a pipe: NCCL_DEBUG=INFO fills a pipe that nobody empties, and that would look like a hang.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the rank
+        weakref.finalize(self, self._stderr.close)
         request = {
             "rank": rank, "ranks": ranks, "device": "cuda" if uuids else "cpu",
             "store": os.path.join(folder, "store"), "timeout_s": timeout_s,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,3 +153,14 @@ def test_samples_of_equal_tokens_are_counted() -> None:
         samples.add(Sample(index=index, token_ids=ids, loss_mask=mask, record_id=str(index)))
     assert samples.repeated() == 2
     assert samples.share((2, 2)).repeated() == 1
+
+
+def test_the_tokens_file_is_closed_with_its_samples_whenever_they_go() -> None:
+    """Also where a cycle kept them: a warning of an open file would be charged to whatever runs then."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        cycle: list[object] = [Samples()]
+        cycle.append(cycle)
+        del cycle
+        gc.collect()
+    assert not [str(warning.message) for warning in told if "_io.BufferedRandom" in str(warning.message)]

@@ -12,6 +12,7 @@ import selectors
 import subprocess
 import tempfile
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 
 from controller.core.errors import ConnectionFailed, ConnectionLost
@@ -20,7 +21,8 @@ from controller.transport.base import Completed
 
 class LocalProcess:
     def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None, cut_after: int | None) -> None:
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this object
+        weakref.finalize(self, self._stderr.close)
         self._process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
