@@ -18,8 +18,9 @@ from controller.core.model import Overrides
 from controller.documents import Findings, Plan
 from controller.known import known_of
 from controller.payload import load_payload
-from controller.run import Run, Sink, load_plan
+from controller.run import Run, load_plan
 from controller.runfolder import RunFolder
+from controller.sinks import Sink
 from controller.stages import data as data_stage
 from controller.workspace import load_workspace
 from remote_payload.host.protocol import OwnedOutput

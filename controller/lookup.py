@@ -16,8 +16,9 @@ from controller.core.model import Host
 from controller.core.setting import typed
 from controller.gone import RUN_GONE
 from controller.localdisk import copying
-from controller.run import Run, Sink, load_plan
+from controller.run import Run, load_plan
 from controller.runfolder import RUN_UNKNOWN, RunFolder, find_run, known_ids, like, matching
+from controller.sinks import Sink
 from controller.stages.base import Context
 from controller.stages.mirror import COPY_DAMAGED
 from controller.ui.clean import text as cleaned

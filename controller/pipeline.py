@@ -25,8 +25,9 @@ from controller.localdata import LocalData, local_data
 from controller.localdisk import before_launch, copying
 from controller.localfiles import LocalFiles
 from controller.payload import load_payload
-from controller.run import Run, Sink
+from controller.run import Run
 from controller.runfolder import RunFolder
+from controller.sinks import Sink
 from controller.stages import data as data_stage
 from controller.stages import launch as launch_stage
 from controller.stages import preflight as preflight_stage

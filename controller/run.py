@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from controller import gone
 from controller.afterwards import HOOK_FAILED, Afterwards, run_hook
@@ -20,6 +20,7 @@ from controller.localdisk import copying
 from controller.recorded import events as recorded_events
 from controller.recorded import ledger_records
 from controller.runfolder import ALREADY_WATCHED, LOCAL, UNKNOWN, Recorder, RunFolder
+from controller.sinks import Sink, give_log
 from controller.stages import stop as stop_stage
 from controller.stages import watch as watch_stage
 from controller.stages.base import Context
@@ -43,25 +44,6 @@ HANDOVER_POLL_S = 0.1
 
 FRESH_S = 1.0
 """What was copied this recently is not asked for again: a loop over `logs()` does not hammer the host."""
-
-
-class Sink(Protocol):
-    """Consumes a run as it happens; every view is one."""
-
-    def event(self, event: Event) -> None: ...
-
-    def log(self, data: bytes) -> None: ...
-
-
-@runtime_checkable
-class TimedSink(Sink, Protocol):
-    """One that shows when the job printed what."""
-
-    def log_at(self, data: bytes, t: float) -> None:
-        """Take, instead of `log`, raw bytes and when they came, in seconds since the epoch by the host's clock.
-
-        -inf: not known.
-        """
 
 
 class Run:
@@ -393,10 +375,7 @@ class Run:
 
     def _log(self, data: bytes, t: float) -> None:
         for sink in self._sinks:
-            if isinstance(sink, TimedSink):
-                sink.log_at(data, t)
-            else:
-                sink.log(data)
+            give_log(sink, data, t)
 
 
 def load_plan(folder: RunFolder) -> Plan | None:

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from controller import lookup, stopping
 from controller.core.errors import ConnectionFailed, CopyFailed, ExitCode, Interrupted, RefusedError
-from controller.run import Sink
 from controller.runfolder import RunFolder
+from controller.sinks import Sink
 from controller.stages.stop import StopOutcome, Telling
 from controller.stopping import Said
 from controller.ui import terminal

@@ -386,22 +386,3 @@ class TestClaim:
                 claim(owned(path, root), RUN)
         assert sorted(os.listdir(tmp_path)) == ["outside", "root"]
         assert os.listdir(tmp_path / "outside") == []
-
-
-def test_whole_samples_are_counted_for_the_share_that_is_asked_for(tmp_path: Path) -> None:
-    """Shares of several hosts lie in one folder: what another one wrote is not this one's."""
-    output = tmp_path / "root" / "out"
-    (output / "rows_0-9").mkdir(parents=True)
-    names = (
-        "hs_0.safetensors",
-        "hs_1.safetensors",
-        "hs_12.safetensors",
-        "data_3.pt",
-        "data_5.ckpt.gz",
-        "rows_0-9/7.pt",
-    )
-    for name in (*names, ".hs_2.safetensors.partial", "config.json", "x_4.safetensors"):
-        (output / name).write_bytes(b"1234")
-    (output / OWNER_MARKER).write_text(json.dumps({"run_id": "20260101-000000-abcdef", "kind": "extract"}))
-    counted = [scan(str(output), str(tmp_path / "root"), shard)["whole"] for shard in ((1, 1), (1, 2), (2, 2))]
-    assert counted == [{"count": 6, "bytes": 24}, {"count": 2, "bytes": 8}, {"count": 4, "bytes": 16}]

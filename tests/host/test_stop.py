@@ -8,11 +8,11 @@ import signal
 import subprocess
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support import fuse
 from support.hostrun import HostRun, left_by_the_run, wait_until
+from support.stopping import CHILD, READY, stop
 
 from remote_payload.host import stop as stop_module
 from remote_payload.host.codes import STOPPING
@@ -24,21 +24,6 @@ from remote_payload.host.members import FOLDER_ENV, RUN_ENV, read_environ
 from remote_payload.host.protocol import RunState
 from remote_payload.host.ps import Standing
 from remote_payload.host.start import hold_start_lock
-
-READY = "import os, signal, subprocess, sys, time\n"
-CHILD = (
-    READY
-    + """
-child = [sys.executable, '-S', '-c', "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-         "print('child up', flush=True); open('child', 'w').write('1'); time.sleep(300)"]
-subprocess.Popen(child, start_new_session=True)
-time.sleep(300)
-"""
-)
-
-
-def stop(host: HostRun, plan: dict[str, object], grace_s: float = 1.0, force: bool = False) -> dict[str, Any]:
-    return host.ask("stop", {"run_id": plan["run_id"], "grace_s": grace_s, "force": force})
 
 
 def test_a_living_supervisor_stops_its_run(host: HostRun) -> None:
@@ -254,59 +239,6 @@ def test_a_lost_run_is_seen_and_its_lease_is_taken_over_only_because_nothing_liv
     assert (answer["state"], answer["end_reason"], answer["was"], answer["was_over"]) == ("lost", None, "lost", True)
 
 
-def lose(host: HostRun, plan: Any) -> Any:
-    """Launch a run, kill its supervisor and its job with its child, and return its paths."""
-    paths = host.launch(plan)
-    host.wait_file("child")
-    host.job(paths)
-    wait_until(lambda: host.log(paths) == b"child up\n", "the pump has written it")
-    host.kill_supervisor(paths)
-    host.close()
-    wait_until(lambda: host.state(plan)["state"] == "lost", "nothing of it lives")
-    return paths
-
-
-def test_a_stop_of_a_lost_run_invents_no_end_for_it(host: HostRun) -> None:
-    """Nobody stopped it, and nobody knows when it died: a reboot must not become a stop on request."""
-    plan = host.plan(host.python(CHILD))
-    paths = lose(host, plan)
-    events = sorted(Path(paths.events).iterdir())
-    code, stdout = host.call("stop", {"run_id": plan["run_id"], "grace_s": 5, "force": False, "tell": True})
-    *told, answer = map(json.loads, stdout.splitlines())
-    assert code == 0
-    assert [each["doing"] for each in told] == ["it is lost, neither supervisor nor job lives; looking what it left"]
-    assert (answer["state"], answer["end_reason"], answer["was_over"]) == ("lost", None, True)
-    assert (answer["gpus_clean"], answer["killed"], left_by_the_run(answer)) == (True, [], [])
-    assert answer["message"].startswith("it was over before, and stays lost; what it left was looked at: ")
-    assert not os.path.exists(paths.result)
-    assert not os.path.exists(paths.summary)
-    assert sorted(Path(paths.events).iterdir()) == events, "no word of an end, or of a stop"
-    row = host.state(plan)
-    assert (row["state"], row["end_reason"], row["ended"]) == ("lost", None, None)
-    assert host.ask("ps", {})["leases"] == [], "its lease is given back all the same"
-    assert host.log(paths) == b"child up\n"
-
-    again = stop(host, plan)
-    assert again == answer, "a second one changes nothing, and says so"
-
-
-def test_a_second_stop_of_a_lost_run_looks_only_at_what_the_first_found(host: HostRun) -> None:
-    """What is made in /dev/shm later is a later run's."""
-    plan = host.plan(host.python(CHILD))
-    lose(host, plan)
-    assert stop(host, plan)["gpus_clean"] is True
-    used, unused = (Path(f"/dev/shm/psm_{plan['run_id']}_{name}") for name in ("used", "unused"))
-    try:
-        unused.touch()
-        request = {"lease_dir": str(host.lease_dir), "outputs": [], "confirmed": None}
-        assert [each for each in host.ask("tidy", request)["actions"] if each["run_id"] == plan["run_id"]] == []
-        with used.open("w"):  # of a file that nobody has open, any run on this machine that ends may make an end
-            assert str(used) not in [left.get("path") for left in stop(host, plan)["leftovers"]]
-    finally:
-        used.unlink(missing_ok=True)
-        unused.unlink(missing_ok=True)
-
-
 def test_a_run_that_dies_of_its_stop_was_stopped(host: HostRun) -> None:
     """Its supervisor does not answer and is killed by force: then nothing lives, but somebody asked while it did."""
     plan = host.plan(host.python("open('child', 'w').write('1'); import time; time.sleep(300)"))
@@ -346,27 +278,6 @@ def test_a_run_of_another_machine_is_not_touched(host: HostRun) -> None:
     assert judge(run["job"])[0] is Liveness.ALIVE
 
 
-def test_ps_shows_damaged_folders_beside_the_others(host: HostRun) -> None:
-    good = host.plan(host.python("pass"))
-    host.run(good)
-    for damage in ("not json", "[]", '{"state": "running"}', '{"state": "dancing", "supervisor": {}}'):
-        bad = host.plan(host.python("pass"))
-        Path(host.paths(bad).folder).mkdir()
-        Path(host.paths(bad).run).write_text(damage)
-        row = host.state(bad)
-        assert row["state"] == "lost"
-        assert "cannot be read" in row["evidence"]
-        Path(host.paths(bad).run).unlink()
-    row = host.state(good)
-    assert (row["state"], row["end_reason"], row["name"]) == ("finished", "succeeded", "test")
-    assert row["started"]
-    assert row["ended"]
-
-
-def test_ps_of_a_new_workdir_is_empty(host: HostRun) -> None:
-    assert host.ask("ps", {})["runs"] == []
-
-
 def test_a_request_that_is_not_understood_is_a_json_error(host: HostRun) -> None:
     code, stdout = host.call("stop", {"run_id": "../../etc", "grace_s": 1, "force": False})
     assert (code, json.loads(stdout)["error"]["code"]) == (70, "protocol")
@@ -374,25 +285,6 @@ def test_a_request_that_is_not_understood_is_a_json_error(host: HostRun) -> None
     stdout, _ = process.communicate(timeout=60)
     assert json.loads(stdout)["error"]["why"] == "ps request lacks 'workdir'"
     assert len(pack_frame({})) == 10
-
-
-def test_a_run_that_waits_for_room_is_listed_as_paused(host: HostRun) -> None:
-    plan = host.plan(host.python(CHILD))
-    paths = host.launch(plan)
-    host.wait_file("child")
-    assert host.state(plan)["paused"] is None
-    driver = EventWriter(paths.events, "driver", plan["run_id"], "box")
-    driver.emit("notice", level="warn", code="disk-low", text="no room")
-    for number in range(400):  # more than is looked at
-        driver.emit("progress", done=number, paused="disk-low")
-    row = host.state(plan)
-    assert (row["state"], row["paused"]) == ("running", "disk-low")
-    driver.emit("progress", done=400)
-    driver.emit("notice", level="info", code="disk-freed", text="room")
-    assert host.state(plan)["paused"] is None
-    driver.emit("progress", done=400, paused="disk-full")
-    stop(host, plan, grace_s=0.3)
-    assert host.state(plan)["paused"] is None, "it has ended"
 
 
 WRITES_ON = """

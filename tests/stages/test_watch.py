@@ -47,12 +47,8 @@ class Collector:
         self.told.append((t, data.decode()))
 
 
-def follow(
-    host: StubHost, mirror: Mirror, into: Collector, *, run: str = RUN, **options: float
-) -> watch.WatchOutcome:
-    return watch.run(
-        host.context(), run, mirror, on_event=into.on_event, on_log=into.on_log, patience_s=30, **options  # type: ignore[arg-type]
-    )  # fmt: skip
+def follow(host: StubHost, mirror: Mirror, into: Collector, *, run: str = RUN) -> watch.WatchOutcome:
+    return watch.run(host.context(), run, mirror, on_event=into.on_event, on_log=into.on_log, patience_s=30)
 
 
 def test_mirrors_a_run_to_its_end(host: StubHost, mirror: Mirror) -> None:

@@ -21,7 +21,7 @@ from controller.transport.base import Completed
 
 class LocalProcess:
     def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None, cut_after: int | None) -> None:
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this object
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         weakref.finalize(self, self._stderr.close)
         self._process = subprocess.Popen(
             argv,

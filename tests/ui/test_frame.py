@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
-from support.recorded import LOG, START, Script, failing, freed, healthy, loading, paused, sample, started, view_of
+from support.frames import screen
+from support.recorded import LOG, START, Script, failing, healthy, loading, sample, started, view_of
 
 from controller.core.runview import RunView
 from controller.ui.board import Snapshot
 from controller.ui.frame import render
 from controller.ui.glyphs import ASCII, UNICODE, Glyphs
 from controller.ui.keymap import Pane, UiState
-from controller.ui.logbuffer import LogBuffer, LogPage
 
 CAUSE = {"known": True, "what": "a layer is called wrongly", "why": "versions differ " * 9, "fix": "use hooks " * 9}
 
@@ -26,31 +25,6 @@ LOADED = {
     "failed": view_of(failing().events),
     "loading": view_of(started().events),
 }
-
-
-def screen(
-    view: RunView,
-    log: bytes,
-    width: int,
-    height: int,
-    *,
-    now: float = START + 643.5,
-    quiet_s: float = 0.0,
-    glyphs: Glyphs = UNICODE,
-    state: UiState | None = None,
-    keys: bool = True,
-    **known: Any,
-) -> list[str]:
-    buffer = LogBuffer()
-    buffer.feed(log, now)
-    shot = Snapshot(view=view, now=now, host_now=now, quiet_s=quiet_s, failures=view.exceptions, **known)
-    chosen = state or UiState()
-
-    def page_of(count: int) -> LogPage:
-        return buffer.page(count, end=chosen.frozen, skip=chosen.skip, needle=chosen.needle, rank=chosen.rank)
-
-    lines = render(shot, width, height, page_of=page_of, state=chosen, glyphs=glyphs, keys=keys)
-    return [line.plain.rstrip() for line in lines]
 
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII], ids=["unicode", "ascii"])
@@ -232,21 +206,6 @@ def test_histories_have_fixed_scales() -> None:
     assert set(filled) == {"▆"}  # 72.6 of 95 GiB
 
 
-def test_the_disk_says_when_it_is_full_and_warns_before_it_is_too_late() -> None:
-    add = healthy()
-    gpus = [{"index": 0, "util": 50.0}]
-    sizes = {"cpu_percent": 1.0, "memory_used": 1, "memory_total": 2, "disk_total": 1 << 40}
-    add(650.0, "supervisor", "sample", gpus=gpus, disk_free=900 << 30, **sizes)
-    (line,) = [line for line in screen(view_of(add.events), b"", 100, 30) if line.startswith(" disk")]
-    assert line == " disk    900 GiB left · 22.9 GiB still to write"  # it is never full at any rate
-    assert "disk 900 GiB left" in "\n".join(screen(view_of(add.events), b"", 120, 20))  # one of the figures
-    add(652.0, "supervisor", "sample", gpus=gpus, disk_free=9 << 30, **sizes)
-    assert "too little room: 9.00 GiB left · 22.9 GiB still" in "\n".join(screen(view_of(add.events), b"", 60, 20))
-    (line,) = [line for line in screen(view_of(add.events), b"", 100, 30) if line.startswith(" disk")]
-    short = " disk    too little room: 9.00 GiB left · 22.9 GiB still to write · full in "
-    assert re.fullmatch(short + r"\S.* at this rate", line)
-
-
 @pytest.mark.parametrize("last", ["drain", "canary-end"])
 def test_while_the_engine_ends_the_screen_says_so(last: str) -> None:
     add = healthy()
@@ -258,20 +217,6 @@ def test_while_the_engine_ends_the_screen_says_so(last: str) -> None:
     add(645.0, "supervisor", "step", name="verify", status="started")
     (line,) = [line for line in screen(view_of(add.events), b"", 100, 30) if " now " in line]
     assert line.endswith("reading back what was written")
-
-
-def test_the_disk_foretells_nothing_where_nothing_is_to_come_or_nobody_knows() -> None:
-    sizes = {"cpu_percent": 1.0, "memory_used": 1, "memory_total": 2, "disk_total": 1 << 40, "disk_free": 900 << 30}
-    for unit, amount in (("samples", 1 << 30), ("steps", 0)):  # all written; a command, which tells no bytes
-        add = started()
-        for second, done in enumerate((60, 64)):
-            add(
-                600.0 + second, "driver", "progress", done=done, total=64, tokens=0, bytes=amount * done, skipped=0,
-                failed=0, unit=unit,
-            )  # fmt: skip
-        add(602.0, "supervisor", "sample", gpus=[], **sizes)
-        (line,) = [line for line in screen(view_of(add.events), b"", 100, 30) if line.startswith(" disk")]
-        assert line == " disk    900 GiB left"
 
 
 def test_a_run_that_was_looked_at_often_is_watched_once() -> None:
@@ -393,23 +338,3 @@ def test_hostile_text_is_harmless_everywhere() -> None:
         assert "[red]mark[/red]" in text
         assert not set(text) & set("\x1b\x07\x00\r\u202e")
         assert "52;c" not in text
-
-
-def test_a_pause_is_seen_at_once_and_promises_nothing() -> None:
-    lines = screen(view_of(paused().events), b"", 100, 30, now=START + 714.0)
-    text = "\n".join(lines)
-    assert lines[0].startswith(" ● paused: the disk is full")
-    assert " now   waiting for room on the disk · for 1 min 04 s" in text
-    assert "No sample is admitted until space is freed" in text
-    for promise in ("left \n", "to last sample", "full in", "usually", "running"):
-        assert promise not in text
-    shot = Snapshot(view=view_of(paused().events), now=START + 714.0, host_now=START + 714.0)
-    assert {str(span.style) for span in render(shot, 100, 30)[0].spans} == {"bold yellow", "bold"}
-
-
-def test_what_the_disk_said_is_gone_once_there_is_room_also_on_a_last_frame() -> None:
-    add = freed()
-    assert "No sample is admitted" not in "\n".join(screen(view_of(add.events), b"", 100, 30, now=START + 781.0))
-    add(790.0, "supervisor", "end", end_reason="job-signaled", exit_code=None, signal=9, message="", gpus_clean=True)
-    text = "\n".join(screen(view_of(add.events), b"", 100, 30, now=START + 791.0))
-    assert ("killed by a signal" in text, "No sample is admitted" in text) == (True, False)

@@ -19,7 +19,7 @@ from controller.core.errors import UsageError
 from controller.core.events import Event
 from controller.core.runview import RunView
 from controller.core.state import in_order, reduce
-from controller.run import TimedSink
+from controller.sinks import TimedSink
 from controller.ui.board import Known
 from controller.ui.formats import clock_text
 from controller.ui.live import LiveView
